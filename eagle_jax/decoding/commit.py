@@ -1,0 +1,65 @@
+"""Commit: keep the accepted rows, emit their tokens, and end the slots that are done."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.decoding.accept import Acceptance
+from eagle_jax.decoding.state import LENGTH, RUNNING, STOPPED, DecodeState, DraftState
+from eagle_jax.decoding.verify import TargetOutput
+
+
+def cut(state: DecodeState, tokens: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """How many of the tokens offered to each slot are emitted, and whether the slot ends with them.
+
+    Args:
+      state: the state before the tokens are written; `lengths + 1` tokens are there already.
+      tokens: int32 `[B, A]`.
+      counts: how many of them are valid, int32 `[B]`, at least 1.
+
+    Returns:
+      The emitted number int32 `[B]`, cut behind the first stop id and at the slot's limit, 0 for slots that do not run; and the
+      new `DecodeState.finish`. A stop id that is the last token of the budget counts as a stop.
+    """
+    steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    stops = jnp.any(tokens[..., None] == state.stop_ids[:, None], axis=-1)  # [B, A]
+    first_stop = jnp.min(jnp.where(stops, steps, tokens.shape[1]), axis=1)
+    room = state.limits - (state.lengths + 1)
+    emitted = jnp.minimum(jnp.minimum(counts, first_stop + 1), room)
+    finish = jnp.where(first_stop < emitted, STOPPED, jnp.where(emitted >= room, LENGTH, RUNNING))
+    running = state.running
+    return jnp.where(running, emitted, 0), jnp.where(running, finish, state.finish).astype(jnp.int32)
+
+
+def write_tokens(tokens: jax.Array, new: jax.Array, start: jax.Array, counts: jax.Array) -> jax.Array:
+    """Writes the first `counts[b]` of `new [B, A]` at `start[b]` of `tokens [B, S]`; the rest is dropped."""
+    steps = jnp.arange(new.shape[1], dtype=jnp.int32)
+    at = jnp.where(steps < counts[:, None], start[:, None] + steps, tokens.shape[1])
+    return tokens.at[jnp.arange(tokens.shape[0])[:, None], at].set(new, mode="drop")
+
+
+def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptance: Acceptance) -> DecodeState:
+    """Moves the accepted path of each slot into the state.
+
+    The root and all emitted tokens but the last get their rows into the target cache; the last emitted token is the next root.
+    """
+    emitted, finish = cut(state, acceptance.tokens, acceptance.counts + 1)
+    # All D + 1 rows of the path are written; those beyond the new length are never read and soon overwritten.
+    cache = state.target_cache.write(output.rows.take(acceptance.path), state.lengths)
+    features = jnp.take_along_axis(output.features, acceptance.path[..., None], axis=1)
+    running = state.running
+    depth = state.accepted_at_depth.shape[1]
+    reached = (jnp.arange(depth) < acceptance.counts[:, None]) & running[:, None]
+    slots = jnp.arange(emitted.shape[0])
+    return dataclasses.replace(
+        state,
+        tokens=write_tokens(state.tokens, acceptance.tokens, state.lengths + 1, emitted),
+        lengths=state.lengths + emitted,
+        finish=finish,
+        target_cache=cache,
+        draft=dataclasses.replace(draft, features=features.astype(draft.features.dtype)),
+        rounds=state.rounds + running,
+        accepted_lengths=state.accepted_lengths.at[slots, state.rounds].add(emitted, mode="drop"),
+        accepted_at_depth=state.accepted_at_depth + reached,
+    )

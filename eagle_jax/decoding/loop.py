@@ -1,0 +1,132 @@
+"""The compiled programs of a configuration: make a state, prefill a chunk, decode rounds until something is done."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from eagle_jax.decoding.accept import accept
+from eagle_jax.decoding.commit import commit
+from eagle_jax.decoding.draft import Drafter, EagleDrafter, PlainDrafter
+from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
+from eagle_jax.decoding.state import LENGTH, DecodeState, Report, cache_capacity
+from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.decoding.verify import verify
+from eagle_jax.models.llama import Llama
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Parameters of target and draft head, as `nnx.split` gives them. Arguments of every program, never constants in it."""
+
+    target: Any
+    head: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything static about a decoding configuration. Equal plans share their compiled programs."""
+
+    target_def: nnx.GraphDef
+    """Structure and configuration of the target module."""
+    head_def: nnx.GraphDef | None
+    """Of the draft head; None decodes plainly."""
+    tree: TreeConfig | None
+    """Shape of the draft trees; None exactly when there is no head."""
+    slots: int
+    """Sequences decoded side by side: B."""
+    max_length: int
+    """Tokens of the longest sequence, prompt and output."""
+    prefill_chunk: int
+    """Prompt tokens run at once: C."""
+    max_stop_ids: int = 8
+    """Stop ids a slot can have: E."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the caches: S."""
+        path = 1 if self.tree is None else self.tree.max_depth + 1
+        return cache_capacity(self.max_length, self.prefill_chunk, path)
+
+    def modules(self, weights: Weights) -> tuple[Llama, Drafter]:
+        """The target and the drafter around given weights."""
+        target = nnx.merge(self.target_def, weights.target)
+        if self.head_def is None or self.tree is None:
+            return target, PlainDrafter()
+        return target, EagleDrafter(nnx.merge(self.head_def, weights.head), target, self.tree)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def init_state(plan: Plan, weights: Weights) -> DecodeState:
+    """A state without requests."""
+    target, drafter = plan.modules(weights)
+    slots, capacity = plan.slots, plan.capacity
+    zeros = jnp.zeros((slots,), jnp.int32)
+    return DecodeState(
+        tokens=jnp.zeros((slots, capacity), jnp.int32),
+        lengths=zeros,
+        prompt_lengths=zeros,
+        limits=zeros,
+        stop_ids=jnp.full((slots, plan.max_stop_ids), -1, jnp.int32),
+        finish=zeros + LENGTH,
+        target_cache=target.empty_cache(slots, capacity),
+        draft=drafter.empty(slots, capacity),
+        rounds=zeros,
+        accepted_lengths=jnp.zeros((slots, capacity), jnp.int32),
+        accepted_at_depth=jnp.zeros((slots, drafter.max_depth), jnp.int32),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
+def prefill(plan: Plan, weights: Weights, state: DecodeState, chunk: PromptChunk) -> DecodeState:
+    """`prefill_chunk` as a program; the state is consumed."""
+    target, drafter = plan.modules(weights)
+    return prefill_chunk(target, drafter, state, chunk)
+
+
+def decode_round(target: Llama, drafter: Drafter, state: DecodeState) -> DecodeState:
+    """One round for every running slot: draft, verify, accept, commit."""
+    with jax.named_scope("draft"):
+        tree, draft = drafter.propose(state)
+    with jax.named_scope("verify"):
+        output = verify(target, state, tree, drafter.max_depth, drafter.capture_layers)
+    with jax.named_scope("accept"):
+        acceptance = accept(tree, output, drafter.max_depth)
+    with jax.named_scope("commit"):
+        return commit(state, draft, output, acceptance)
+
+
+@functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
+def decode(
+    plan: Plan, weights: Weights, state: DecodeState, max_rounds: jax.Array, until_finished: jax.Array
+) -> tuple[DecodeState, Report]:
+    """Rounds on the device, without a transfer, until every slot has ended.
+
+    Args:
+      plan: the configuration.
+      weights: parameters.
+      state: consumed.
+      max_rounds: return after so many rounds at the latest, int32 scalar.
+      until_finished: return as soon as a slot has ended that ran at the start, bool scalar (so that it can be refilled).
+
+    Returns:
+      The new state and what the host reads of it.
+    """
+    target, drafter = plan.modules(weights)
+    running_before = jnp.sum(state.running)
+
+    def go_on(carry: tuple[DecodeState, jax.Array]) -> jax.Array:
+        state, rounds = carry
+        running = jnp.sum(state.running)
+        return (running > 0) & (rounds < max_rounds) & ~(until_finished & (running < running_before))
+
+    def body(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
+        state, rounds = carry
+        return decode_round(target, drafter, state), rounds + 1
+
+    state, _ = jax.lax.while_loop(go_on, body, (state, jnp.zeros((), jnp.int32)))
+    return state, Report.of(state)

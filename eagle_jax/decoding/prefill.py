@@ -1,0 +1,81 @@
+"""Prefill: one chunk of one slot's prompt through the target and the drafter."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.decoding.commit import cut, write_tokens
+from eagle_jax.decoding.draft import Drafter
+from eagle_jax.decoding.state import RUNNING, DecodeState
+from eagle_jax.decoding.verify import choose
+from eagle_jax.models.llama import Llama
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PromptChunk:
+    """C consecutive prompt tokens for one slot."""
+
+    slot: jax.Array
+    """int32 scalar."""
+    tokens: jax.Array
+    """The chunk and the token after it, int32 `[C + 1]`; what lies beyond the prompt is arbitrary."""
+    start: jax.Array
+    """Position of the first token, a multiple of C, int32 scalar."""
+    valid: jax.Array
+    """How many of the C tokens belong to the prompt, int32 scalar, at least 1."""
+    prompt_length: jax.Array
+    """int32 scalar."""
+    limit: jax.Array
+    """See `DecodeState.limits`, int32 scalar; at least `prompt_length + 1`."""
+    stop_ids: jax.Array
+    """See `DecodeState.stop_ids`, int32 `[E]`."""
+
+
+def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: PromptChunk) -> DecodeState:
+    """Runs one chunk and emits the token after its last valid one.
+
+    Only the last chunk's token is the true first output token; what earlier chunks emit is overwritten by the next chunk.
+    """
+    size = chunk.tokens.shape[0] - 1
+    tokens, next_tokens = chunk.tokens[None, :-1], chunk.tokens[None, 1:]
+    slot, start = chunk.slot, chunk.start
+    out = target(
+        tokens,
+        start + jnp.arange(size, dtype=jnp.int32)[None],
+        state.target_cache.slot(slot),
+        start[None],
+        capture_layers=drafter.capture_layers,
+        prompt_lengths=chunk.prompt_length[None],
+    )
+    last = jax.lax.dynamic_slice_in_dim(out.hidden, chunk.valid - 1, 1, axis=1)  # [1, 1, H]
+    first_token = choose(target.logits(last))  # [1, 1]
+    draft = drafter.prefill(state.draft, slot, start, next_tokens, out.features, chunk.valid)
+    end = start + chunk.valid  # position of the token after the chunk
+
+    state = dataclasses.replace(
+        state,
+        tokens=jax.lax.dynamic_update_slice(state.tokens, tokens, (slot, start)),
+        lengths=state.lengths.at[slot].set(end - 1),
+        prompt_lengths=state.prompt_lengths.at[slot].set(chunk.prompt_length),
+        limits=state.limits.at[slot].set(chunk.limit),
+        stop_ids=state.stop_ids.at[slot].set(chunk.stop_ids),
+        finish=state.finish.at[slot].set(RUNNING),
+        target_cache=state.target_cache.write_slot(out.rows, slot, start),
+        draft=draft,
+        rounds=state.rounds.at[slot].set(0),
+        accepted_lengths=state.accepted_lengths.at[slot].set(0),
+        accepted_at_depth=state.accepted_at_depth.at[slot].set(0),
+    )
+    # The first token leaves through the same gate as every other: it may be a stop id, or all there is room for.
+    here = jnp.arange(state.lengths.shape[0]) == slot
+    offered = jnp.broadcast_to(first_token, (here.shape[0], 1))
+    emitted, finish = cut(state, offered, jnp.ones_like(state.lengths))
+    emitted = jnp.where(here, emitted, 0)
+    return dataclasses.replace(
+        state,
+        tokens=write_tokens(state.tokens, offered, state.lengths + 1, emitted),
+        lengths=state.lengths + emitted,
+        finish=jnp.where(here, finish, state.finish),
+    )

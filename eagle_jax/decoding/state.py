@@ -1,0 +1,92 @@
+"""Everything that changes while a batch is decoded, as one pytree that each step consumes and returns."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.models.cache import KVCache
+
+RUNNING, STOPPED, LENGTH = 0, 1, 2
+"""Values of `DecodeState.finish`: still running; a stop id was emitted; the budget or the context is used up."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftState:
+    """What a drafter keeps between rounds. Plain decoding keeps nothing: no layers, features of width 0."""
+
+    cache: KVCache
+    """Committed draft rows: row p holds (feature of token p, embedding of token p + 1)."""
+    lengths: jax.Array
+    """Committed draft rows, int32 `[B]`. Rows `lengths .. DecodeState.lengths - 1` are due in the next extend step."""
+    features: jax.Array
+    """True target features of the rows that are due, `[B, A, F]`, first due row first; A is the longest path of a tree."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState:
+    """State of B slots. A slot that is not running is frozen: rounds pass over it without changing anything a caller reads."""
+
+    tokens: jax.Array
+    """Prompt and output of each slot, int32 `[B, S]`; the pending root is at index `lengths`."""
+    lengths: jax.Array
+    """Committed rows of the target cache, int32 `[B]`: all tokens but the last one emitted."""
+    prompt_lengths: jax.Array
+    """int32 `[B]`."""
+    limits: jax.Array
+    """Number of tokens, prompt included, at which the slot ends by length, int32 `[B]`."""
+    stop_ids: jax.Array
+    """Ids that end the slot, int32 `[B, E]`, padded with -1."""
+    finish: jax.Array
+    """`RUNNING`, `STOPPED` or `LENGTH`, int32 `[B]`; a slot without a request is `LENGTH`."""
+    target_cache: KVCache
+    """Committed rows of the target."""
+    draft: DraftState
+    """What the drafter keeps."""
+    rounds: jax.Array
+    """Rounds run since the prefill, int32 `[B]`."""
+    accepted_lengths: jax.Array
+    """Tokens emitted by each round, bonus included, after cutting at stop and budget, int32 `[B, S]`, 0 beyond `rounds`."""
+    accepted_at_depth: jax.Array
+    """Rounds that accepted a draft at depth d + 1, before cutting, int32 `[B, D]` (vLLM's per-position counter)."""
+
+    @property
+    def running(self) -> jax.Array:
+        """bool `[B]`."""
+        return self.finish == RUNNING
+
+    @property
+    def roots(self) -> jax.Array:
+        """The pending token of each slot, int32 `[B]`."""
+        return jnp.take_along_axis(self.tokens, self.lengths[:, None], axis=1)[:, 0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What the host reads after a dispatch: the small arrays of a `DecodeState`, field by field."""
+
+    tokens: jax.Array
+    lengths: jax.Array
+    finish: jax.Array
+    rounds: jax.Array
+    accepted_lengths: jax.Array
+    accepted_at_depth: jax.Array
+
+    @staticmethod
+    def of(state: DecodeState) -> "Report":
+        """Picks the fields out of a state."""
+        return Report(**{field.name: getattr(state, field.name) for field in dataclasses.fields(Report)})
+
+
+def cache_capacity(max_length: int, prefill_chunk: int, path_length: int, multiple: int = 128) -> int:
+    """Rows S of the caches for sequences of up to `max_length` tokens.
+
+    A window written at the last committed row must fit as a whole (`KVCache.write`): a prefill chunk, which starts at a multiple
+    of its length, or the `path_length` rows of an accepted path. S is rounded up to `multiple`.
+    """
+    chunks = -(-max_length // prefill_chunk) * prefill_chunk
+    rows = max(chunks, max_length + path_length) + 1  # one more: `tokens` holds the token after a chunk
+    return -(-rows // multiple) * multiple

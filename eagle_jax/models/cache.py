@@ -1,0 +1,75 @@
+"""Key/value caches: committed rows in fixed buffers, new rows beside them until they are accepted."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVRows:
+    """Rotated keys and values of rows that are not in the cache yet: what a forward returns."""
+
+    keys: tuple[jax.Array, ...]
+    """One `[B, Hkv, T, Dh]` a layer."""
+    values: tuple[jax.Array, ...]
+    """One `[B, Hkv, T, Dh]` a layer."""
+
+    def take(self, rows: jax.Array) -> "KVRows":
+        """Gathers rows `[B, A]` of each slot: `[B, Hkv, A, Dh]` a layer."""
+        index = rows[:, None, :, None]
+
+        def gather(x: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(x, index, axis=2)
+
+        return KVRows(tuple(map(gather, self.keys)), tuple(map(gather, self.values)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Committed keys and values. Which rows count is said by the lengths kept beside it, never by the cache itself."""
+
+    keys: tuple[jax.Array, ...]
+    """One `[B, Hkv, S, Dh]` a layer."""
+    values: tuple[jax.Array, ...]
+    """One `[B, Hkv, S, Dh]` a layer."""
+
+    @staticmethod
+    def zeros(layers: int, slots: int, kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype) -> "KVCache":
+        """An empty cache of `layers` buffers `[slots, kv_heads, capacity, head_dim]` for keys and for values."""
+
+        def make() -> tuple[jax.Array, ...]:
+            return tuple(jnp.zeros((slots, kv_heads, capacity, head_dim), dtype) for _ in range(layers))
+
+        return KVCache(make(), make())
+
+    def slot(self, slot: jax.Array) -> "KVCache":
+        """The cache of one slot, `[1, Hkv, S, Dh]` a layer; `slot` is an int32 scalar."""
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1, axis=0), self)
+
+    def write(self, rows: KVRows, start: jax.Array) -> "KVCache":
+        """Writes the T rows of every slot at rows `start[b]..start[b]+T-1`, in place when the cache is donated.
+
+        `start` is int32 `[B]`. XLA clamps a window that sticks out of its buffer, which would overwrite committed rows, so
+        buffers are allocated with room for a whole window behind the last row that can be committed
+        (`eagle_jax.decoding.state.cache_capacity`).
+        """
+
+        def one(buffer: jax.Array, update: jax.Array, at: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, update, at, axis=1)
+
+        def put(buffer: jax.Array, update: jax.Array) -> jax.Array:
+            return jax.vmap(one)(buffer, update.astype(buffer.dtype), start)
+
+        return KVCache(tuple(map(put, self.keys, rows.keys)), tuple(map(put, self.values, rows.values)))
+
+    def write_slot(self, rows: KVRows, slot: jax.Array, start: jax.Array) -> "KVCache":
+        """Writes rows `[1, Hkv, T, Dh]` of one slot at row `start`; both are int32 scalars. The room rule of `write` holds."""
+
+        def put(buffer: jax.Array, update: jax.Array) -> jax.Array:
+            zero = jnp.zeros((), slot.dtype)
+            return jax.lax.dynamic_update_slice(buffer, update.astype(buffer.dtype), (slot, zero, start, zero))
+
+        return KVCache(tuple(map(put, self.keys, rows.keys)), tuple(map(put, self.values, rows.values)))

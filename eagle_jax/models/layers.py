@@ -1,0 +1,111 @@
+"""Layers that target and draft head share: linear maps, norms, attention and the gated MLP."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from eagle_jax.models.rope import rotate
+from pallas_kernels.tree_attention import tree_attention
+
+
+class Linear(nnx.Module):
+    """`y = x W^T + b`, with W stored `[out, in]` as checkpoints do, so that loading transposes nothing."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs):
+        scale = in_features**-0.5
+        self.weight = nnx.Param(scale * jax.random.normal(rngs.params(), (out_features, in_features), dtype))
+        self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[..., in]` to `[..., out]`."""
+        y = matmul(x, self.weight[...])
+        return y if self.bias is None else y + self.bias[...]
+
+
+def matmul(x: jax.Array, weight: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
+    """`x [..., in]` times the transpose of `weight [out, in]`, accumulated in float32; `out_dtype` defaults to x's."""
+    y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return y.astype(out_dtype or x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm, computed in float32; the weight multiplies after the cast, as in transformers."""
+
+    def __init__(self, features: int, *, eps: float, dtype: jnp.dtype):
+        self.weight = nnx.Param(jnp.ones((features,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises `[..., features]`."""
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        return self.weight[...] * wide.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over a committed prefix and a tail, with fused q/k/v."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.qkv = Linear(in_features, (heads + 2 * kv_heads) * head_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
+        self.out = Linear(heads * head_dim, out_features, bias=out_bias, dtype=dtype, rngs=rngs)
+
+    def project(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Rotated queries `[B, T, Hq, Dh]`, and the new rows: rotated keys and values `[B, Hkv, T, Dh]`."""
+        batch, length = x.shape[:2]
+        qkv = self.qkv(x).reshape(batch, length, -1, self.head_dim)
+        queries, keys, values = jnp.split(qkv, (self.heads, self.heads + self.kv_heads), axis=2)
+        keys = rotate(keys, cos, sin).transpose(0, 2, 1, 3)
+        return rotate(queries, cos, sin), keys, values.transpose(0, 2, 1, 3)
+
+    def attend(
+        self,
+        queries: jax.Array,
+        cache_keys: jax.Array,
+        cache_values: jax.Array,
+        lengths: jax.Array,
+        tail_keys: jax.Array,
+        tail_values: jax.Array,
+        tail_mask: jax.Array | None,
+    ) -> jax.Array:
+        """Attention and output projection, `[B, T, out]`; arguments as `pallas_kernels.tree_attention` takes them."""
+        mixed = tree_attention(
+            queries, cache_keys, cache_values, lengths, tail_keys, tail_values, tail_mask, scale=self.head_dim**-0.5
+        )
+        return self.out(mixed.reshape(*mixed.shape[:2], -1))
+
+
+class MLP(nnx.Module):
+    """SiLU-gated MLP with fused gate and up projections."""
+
+    def __init__(self, features: int, hidden: int, *, bias: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.gate_up = Linear(features, 2 * hidden, bias=bias, dtype=dtype, rngs=rngs)
+        self.down = Linear(hidden, features, bias=bias, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[B, T, H]` to `[B, T, H]`."""
+        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
+        return self.down(jax.nn.silu(gate) * up)
+
+
+class Embedding(nnx.Module):
+    """Token embeddings `[V, H]`; tied targets read it as their output head too."""
+
+    def __init__(self, vocab_size: int, features: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.weight = nnx.Param(jax.random.normal(rngs.params(), (vocab_size, features), dtype))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Looks up int32 ids `[B, T]`: `[B, T, H]`."""
+        return jnp.take(self.weight[...], tokens, axis=0, mode="clip")

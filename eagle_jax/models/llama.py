@@ -1,0 +1,127 @@
+"""The Llama target: a decoder that returns logits for the rows asked for, its new cache rows, and captured features."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from eagle_jax.models.cache import KVCache, KVRows
+from eagle_jax.models.config import LlamaConfig
+from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, matmul
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ForwardOutput:
+    """What one forward of a target over T new tokens a slot gives."""
+
+    hidden: jax.Array
+    """Output of the last layer after the final norm, `[B, T, H]`: the input of the output head."""
+    features: jax.Array
+    """Captured hidden states side by side, `[B, T, n * H]` (`[B, T, 0]` without capture layers)."""
+    rows: KVRows
+    """Keys and values of the T tokens, to be committed by the caller."""
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, config: LlamaConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        self.attention = Attention(
+            config.hidden_size,
+            config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            qkv_bias=config.attention_bias,
+            out_bias=config.attention_bias,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.post_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+
+
+class Llama(nnx.Module):
+    """A Llama-family decoder (https://arxiv.org/abs/2302.13971), layers unrolled.
+
+    Args:
+      config: the model's configuration.
+      dtype: dtype of weights, activations and cache.
+      rngs: source of the random initial weights.
+    """
+
+    def __init__(self, config: LlamaConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        layers = [DecoderLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_hidden_layers)]
+        self.layers = nnx.List(layers)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """dtype of weights, activations and cache."""
+        return self.embed.weight.dtype
+
+    def empty_cache(self, slots: int, capacity: int) -> KVCache:
+        """A cache for `slots` sequences of up to `capacity` rows."""
+        config = self.config
+        return KVCache.zeros(
+            config.num_hidden_layers, slots, config.num_key_value_heads, capacity, config.head_dim, self.dtype
+        )
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        cache: KVCache,
+        lengths: jax.Array,
+        *,
+        tail_mask: jax.Array | None = None,
+        capture_layers: tuple[int, ...] = (),
+        prompt_lengths: jax.Array | None = None,
+    ) -> ForwardOutput:
+        """Runs T new tokens of every slot behind its committed rows. The cache is read, not written.
+
+        Args:
+          tokens: int32 `[B, T]`.
+          positions: position of each token in its sequence, int32 `[B, T]`.
+          cache: committed rows, as `empty_cache` makes it.
+          lengths: number of committed rows, int32 `[B]`.
+          tail_mask: bool `[B, T, T]`, which new rows each new row sees; None means causal.
+          capture_layers: which hidden states become features: k is the input of layer k, `num_hidden_layers` the output after
+            the final norm, so k is the index into transformers' `hidden_states`.
+          prompt_lengths: int32 `[B]`, read by dynamic rotary scaling alone (`RopeConfig.phases`).
+        """
+        config = self.config
+        cos, sin = config.rope.phases(positions, config.head_dim, prompt_lengths)
+        x = self.embed(tokens)  # [B, T, H]
+        captured: dict[int, jax.Array] = {}
+        keys, values = [], []
+        for i, layer in enumerate(self.layers):
+            captured[i] = x
+            with jax.named_scope(f"layer_{i}"):
+                queries, new_keys, new_values = layer.attention.project(layer.input_norm(x), cos, sin)
+                x = x + layer.attention.attend(
+                    queries, cache.keys[i], cache.values[i], lengths, new_keys, new_values, tail_mask
+                )
+                x = x + layer.mlp(layer.post_norm(x))
+            keys.append(new_keys)
+            values.append(new_values)
+        x = self.norm(x)
+        captured[config.num_hidden_layers] = x
+        features = [captured[k] for k in capture_layers]
+        return ForwardOutput(
+            hidden=x,
+            features=jnp.concatenate(features, axis=-1) if features else x[..., :0],
+            rows=KVRows(tuple(keys), tuple(values)),
+        )
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Float32 logits `[B, R, V]` of rows `[B, R, H]` of `ForwardOutput.hidden`; gather the rows that are read first."""
+        weight = self.embed.weight[...] if self.lm_head is None else self.lm_head.weight[...]
+        return matmul(hidden, weight, out_dtype=jnp.float32)

@@ -1,0 +1,1 @@
+"""Attention kernels for TPU and GPU that know nothing of `eagle_jax`: one folder an operation."""

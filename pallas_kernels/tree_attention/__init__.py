@@ -1,0 +1,3 @@
+"""Attention of a few new tokens over a long committed cache and a short tree of uncommitted rows."""
+
+from pallas_kernels.tree_attention.api import tree_attention as tree_attention
