@@ -36,7 +36,13 @@ class Drafter(Protocol):
         ...
 
     def prefill(
-        self, draft: DraftState, slot: jax.Array, start: jax.Array, next_tokens: jax.Array, features: jax.Array, valid: jax.Array
+        self,
+        draft: DraftState,
+        slot: jax.Array,
+        start: jax.Array,
+        next_tokens: jax.Array,
+        features: jax.Array,
+        valid: jax.Array,
     ) -> DraftState:
         """Takes in one chunk of a slot's prompt.
 
@@ -70,7 +76,13 @@ class PlainDrafter:
         return DraftState(KVCache((), ()), jnp.zeros((slots,), jnp.int32), jnp.zeros((slots, 1, 0), jnp.float32))
 
     def prefill(
-        self, draft: DraftState, slot: jax.Array, start: jax.Array, next_tokens: jax.Array, features: jax.Array, valid: jax.Array
+        self,
+        draft: DraftState,
+        slot: jax.Array,
+        start: jax.Array,
+        next_tokens: jax.Array,
+        features: jax.Array,
+        valid: jax.Array,
     ) -> DraftState:
         """Keeps nothing of the prompt."""
         del slot, start, next_tokens, features, valid
@@ -114,7 +126,13 @@ class EagleDrafter:
         )
 
     def prefill(
-        self, draft: DraftState, slot: jax.Array, start: jax.Array, next_tokens: jax.Array, features: jax.Array, valid: jax.Array
+        self,
+        draft: DraftState,
+        slot: jax.Array,
+        start: jax.Array,
+        next_tokens: jax.Array,
+        features: jax.Array,
+        valid: jax.Array,
     ) -> DraftState:
         """Encodes the chunk; its last valid token stays due with its feature."""
         positions = start + jnp.arange(next_tokens.shape[1], dtype=jnp.int32)[None]
@@ -168,7 +186,12 @@ class EagleDrafter:
         rows = depth * k  # M: every expanded node leaves a row in the tail
         own = jnp.arange(rows, dtype=jnp.int32)
         buffers = KVCache.zeros(
-            head.config.num_hidden_layers, batch, head.config.num_key_value_heads, rows, head.config.head_dim, head.dtype
+            head.config.num_hidden_layers,
+            batch,
+            head.config.num_key_value_heads,
+            rows,
+            head.config.head_dim,
+            head.dtype,
         )
         tail = KVRows(buffers.keys, buffers.values)
 

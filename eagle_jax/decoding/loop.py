@@ -102,7 +102,12 @@ def decode_round(target: Llama, drafter: Drafter, state: DecodeState) -> DecodeS
 
 @functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
 def decode(
-    plan: Plan, weights: Weights, state: DecodeState, max_rounds: jax.Array, until_finished: jax.Array
+    plan: Plan,
+    weights: Weights,
+    state: DecodeState,
+    active: jax.Array,
+    max_rounds: jax.Array,
+    until_finished: jax.Array,
 ) -> tuple[DecodeState, Report]:
     """Rounds on the device, without a transfer, until every slot has ended.
 
@@ -110,6 +115,7 @@ def decode(
       plan: the configuration.
       weights: parameters.
       state: consumed.
+      active: slots whose requests are still wanted, bool `[B]`; the others are frozen.
       max_rounds: return after so many rounds at the latest, int32 scalar.
       until_finished: return as soon as a slot has ended that ran at the start, bool scalar (so that it can be refilled).
 
@@ -117,6 +123,7 @@ def decode(
       The new state and what the host reads of it.
     """
     target, drafter = plan.modules(weights)
+    state = dataclasses.replace(state, finish=jnp.where(active | ~state.running, state.finish, LENGTH))
     running_before = jnp.sum(state.running)
 
     def go_on(carry: tuple[DecodeState, jax.Array]) -> jax.Array:

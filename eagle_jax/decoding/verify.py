@@ -31,7 +31,9 @@ def choose(logits: jax.Array) -> jax.Array:
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
-def verify(target: Llama, state: DecodeState, tree: DraftTree, max_depth: int, capture_layers: tuple[int, ...]) -> TargetOutput:
+def verify(
+    target: Llama, state: DecodeState, tree: DraftTree, max_depth: int, capture_layers: tuple[int, ...]
+) -> TargetOutput:
     """Runs the N nodes behind each slot's committed rows; node n sits at position `lengths + depths[n]`."""
     ancestors = ancestor_mask(tree.parents, max_depth)
     out = target(

@@ -73,7 +73,9 @@ class LlamaConfig:
         if model_type not in MODEL_TYPES:
             raise ValueError(f"model_type {model_type!r} is not supported; supported are {', '.join(MODEL_TYPES)}")
         if (quantization := config.get("quantization_config")) is not None:
-            method = quantization.get("quant_method", quantization) if isinstance(quantization, Mapping) else quantization
+            method = (
+                quantization.get("quant_method", quantization) if isinstance(quantization, Mapping) else quantization
+            )
             raise ValueError(f"the checkpoint is quantised ({method}); load an unquantised or a GGUF checkpoint")
         unknown = {k for k in config if not k.startswith("_")} - _RELEVANT - _IRRELEVANT - set(ignore_keys)
         if unknown:

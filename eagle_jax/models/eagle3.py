@@ -52,12 +52,12 @@ class Eagle3Head(nnx.Module):
         states = len(config.capture_layers)
         self.embed = Embedding(config.vocab_size, width, dtype=dtype, rngs=rngs) if config.own_embedding else None
         self.feature_norm = RMSNorm(config.feature_size, eps=eps, dtype=dtype) if config.norm_before_fc else None
-        norms = [RMSNorm(config.target_hidden_size, eps=eps, dtype=dtype) for _ in range(states if config.fc_norm else 0)]
+        norms = [
+            RMSNorm(config.target_hidden_size, eps=eps, dtype=dtype) for _ in range(states if config.fc_norm else 0)
+        ]
         self.fc_norms = nnx.List(norms)
         self.fc = Linear(config.feature_size, width, dtype=dtype, rngs=rngs)
-        layers = [
-            DraftLayer(config, first=i == 0, dtype=dtype, rngs=rngs) for i in range(config.num_hidden_layers)
-        ]
+        layers = [DraftLayer(config, first=i == 0, dtype=dtype, rngs=rngs) for i in range(config.num_hidden_layers)]
         self.layers = nnx.List(layers)
         self.norm = RMSNorm(width, eps=eps, dtype=dtype)
         self.lm_head = Linear(width, config.draft_vocab_size, dtype=dtype, rngs=rngs)

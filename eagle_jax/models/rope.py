@@ -55,8 +55,14 @@ class RopeConfig:
           ValueError: an unknown type or key, a missing key, or two layouts that contradict each other.
         """
         old, new = config.get("rope_scaling"), config.get("rope_parameters")
-        if old and new and _normal(old) != {k: v for k, v in _normal(new).items() if k != "rope_theta" or k in _normal(old)}:
-            raise ValueError(f"config.json has rope_scaling {old} and rope_parameters {new}, which contradict each other")
+        if (
+            old
+            and new
+            and _normal(old) != {k: v for k, v in _normal(new).items() if k != "rope_theta" or k in _normal(old)}
+        ):
+            raise ValueError(
+                f"config.json has rope_scaling {old} and rope_parameters {new}, which contradict each other"
+            )
         settings = _normal(new or old or {})
         thetas = {float(v) for v in (settings.pop("rope_theta", None), config.get("rope_theta")) if v is not None}
         if len(thetas) > 1:
@@ -70,7 +76,9 @@ class RopeConfig:
         # transformers writes the original length for every type once a model carries it; only the types below read it.
         known = _KEYS[rope_type] | {"original_max_position_embeddings"}
         if unknown := set(settings) - known:
-            raise ValueError(f"rope type {rope_type!r} has unknown settings {sorted(unknown)}; known are {sorted(known)}")
+            raise ValueError(
+                f"rope type {rope_type!r} has unknown settings {sorted(unknown)}; known are {sorted(known)}"
+            )
         settings = {k: v for k, v in settings.items() if v is not None and k in _KEYS[rope_type]}
         required = {"linear": ["factor"], "dynamic": ["factor"], "yarn": ["factor"], "llama3": sorted(_KEYS["llama3"])}
         if missing := [k for k in required.get(rope_type, []) if k not in settings]:
@@ -117,7 +125,9 @@ class RopeConfig:
         wavelength = self.original_max_position_embeddings / (turns * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(self.theta))
 
-    def phases(self, positions: jax.Array, head_dim: int, prompt_lengths: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def phases(
+        self, positions: jax.Array, head_dim: int, prompt_lengths: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
         """Cosine and sine of every position, float32 `[B, T, Dh / 2]`.
 
         Args:
