@@ -16,6 +16,7 @@ from eagle_jax.decoding.state import RUNNING, STOPPED, DecodeState, Report
 from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.models.eagle3 import Eagle3Head
 from eagle_jax.models.llama import Llama
+from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS
 
 _UNBOUNDED = np.int32(2**31 - 1)
 
@@ -69,6 +70,11 @@ class _Programs:
 
 
 _compiled: dict[Any, _Programs] = {}
+
+
+def _temporary_bytes(program: jax.stages.Compiled) -> int:
+    analysis = program.memory_analysis()
+    return 0 if analysis is None else analysis.temp_size_in_bytes
 
 
 class Engine:
@@ -125,7 +131,7 @@ class Engine:
         if self._programs is None:
             shapes = jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), self._weights)
             leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
-            key = (self.plan, structure, tuple(leaves), jax.config.jax_default_matmul_precision)
+            key = (self.plan, structure, tuple(leaves), jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
             if key not in _compiled:
                 _compiled[key] = self._compile()
             self._programs = _compiled[key]
@@ -133,19 +139,21 @@ class Engine:
 
     def _compile(self) -> _Programs:
         start = time.perf_counter()
+        platform = jax.tree.leaves(self._weights)[0].sharding.device_set.copy().pop().platform
+        options = CPU_COMPILER_OPTIONS if platform == "cpu" else None
         init = init_state.lower(self.plan, self._weights).compile()
         state = jax.eval_shape(init_state, self.plan, self._weights)
         chunk = self._chunk((0,), 0, 0, 2, ())
-        first = prefill.lower(self.plan, self._weights, state, chunk).compile()
+        first = prefill.lower(self.plan, self._weights, state, chunk).compile(options)
         rounds = decode.lower(
             self.plan, self._weights, state, np.ones((self.plan.slots,), bool), np.int32(1), np.bool_(False)
-        ).compile()
+        ).compile(options)
         return _Programs(
             init=init,
             prefill=first,
             decode=rounds,
             compile_seconds=time.perf_counter() - start,
-            temporary_bytes=max(p.memory_analysis().temp_size_in_bytes for p in (first, rounds)),
+            temporary_bytes=max(_temporary_bytes(p) for p in (first, rounds)),
         )
 
     @property

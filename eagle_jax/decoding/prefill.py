@@ -1,6 +1,7 @@
 """Prefill: one chunk of one slot's prompt through the target and the drafter."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +16,21 @@ from eagle_jax.models.llama import Llama
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PromptChunk:
-    """C consecutive prompt tokens for one slot."""
+    """C consecutive prompt tokens for one slot, as numpy values on the host and arrays inside the program."""
 
-    slot: jax.Array
+    slot: Any
     """int32 scalar."""
-    tokens: jax.Array
+    tokens: Any
     """The chunk and the token after it, int32 `[C + 1]`; what lies beyond the prompt is arbitrary."""
-    start: jax.Array
+    start: Any
     """Position of the first token, a multiple of C, int32 scalar."""
-    valid: jax.Array
+    valid: Any
     """How many of the C tokens belong to the prompt, int32 scalar, at least 1."""
-    prompt_length: jax.Array
+    prompt_length: Any
     """int32 scalar."""
-    limit: jax.Array
+    limit: Any
     """See `DecodeState.limits`, int32 scalar; at least `prompt_length + 1`."""
-    stop_ids: jax.Array
+    stop_ids: Any
     """See `DecodeState.stop_ids`, int32 `[E]`."""
 
 

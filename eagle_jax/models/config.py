@@ -7,7 +7,7 @@ from typing import Any
 from eagle_jax.models.rope import RopeConfig
 
 # Keys that say nothing about the forward pass of a dense Llama decoder. Anything that is neither here nor read is an error.
-_IRRELEVANT = frozenset({
+IRRELEVANT_KEYS = frozenset({
     "architectures", "attention_dropout", "auto_map", "begin_suppress_tokens", "chunk_size_feed_forward",
     "cross_attention_hidden_size", "decoder_start_token_id", "embd_pdrop", "exponential_decay_length_penalty",
     "finetuning_task", "id2label", "initializer_range", "is_decoder", "is_llama_config", "label2id", "pad_token_id", "prefix",
@@ -44,7 +44,7 @@ class LlamaConfig:
     head_dim: int
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig = dataclasses.field(default_factory=RopeConfig)
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
@@ -77,11 +77,11 @@ class LlamaConfig:
                 quantization.get("quant_method", quantization) if isinstance(quantization, Mapping) else quantization
             )
             raise ValueError(f"the checkpoint is quantised ({method}); load an unquantised or a GGUF checkpoint")
-        unknown = {k for k in config if not k.startswith("_")} - _RELEVANT - _IRRELEVANT - set(ignore_keys)
+        unknown = {k for k in config if not k.startswith("_")} - _RELEVANT - IRRELEVANT_KEYS - set(ignore_keys)
         if unknown:
             raise ValueError(
-                f"config.json has keys that this library does not know: {sorted(unknown)}. If they do not change the forward pass, "
-                f"pass ignore_config_keys={sorted(unknown)}"
+                f"config.json has keys that this library does not know: {sorted(unknown)}. If they do not change the "
+                f"forward pass, pass ignore_config_keys={sorted(unknown)}"
             )
         required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         if missing := [k for k in required if config.get(k) is None]:

@@ -6,7 +6,8 @@ from flax import nnx
 
 from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.eagle_config import DraftConfig
-from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, matmul
+from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
+from eagle_jax.models.matmul import matmul
 
 
 class VocabularyMap(nnx.Variable):

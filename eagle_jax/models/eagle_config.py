@@ -29,7 +29,7 @@ class DraftConfig:
     """Hidden states of the target that make the feature; k is the input of decoder layer k (transformers' `hidden_states[k]`)."""
     num_hidden_layers: int = 1
     rms_norm_eps: float = 1e-6
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig = dataclasses.field(default_factory=RopeConfig)
     qkv_bias: bool = False
     own_embedding: bool = False
     """The checkpoint has its own token embedding; otherwise the target's is used."""
@@ -75,7 +75,7 @@ def default_capture_layers(num_hidden_layers: int) -> tuple[int, ...]:
     layers = (2, num_hidden_layers // 2, num_hidden_layers - 3)
     if not 2 < layers[1] < layers[2]:
         raise ValueError(
-            f"EAGLE-3's default capture layers {layers} are not distinct for a target of {num_hidden_layers} layers; name them in "
-            "the head's config.json (eagle_aux_hidden_state_layer_ids)"
+            f"EAGLE-3's default capture layers {layers} are not distinct for a target of {num_hidden_layers} layers; name "
+            "them in the head's config.json (eagle_aux_hidden_state_layer_ids)"
         )
     return layers

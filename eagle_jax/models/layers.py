@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from eagle_jax.models.matmul import matmul
 from eagle_jax.models.rope import rotate
 from pallas_kernels.tree_attention import tree_attention
 
@@ -20,12 +21,6 @@ class Linear(nnx.Module):
         """Maps `[..., in]` to `[..., out]`."""
         y = matmul(x, self.weight[...])
         return y if self.bias is None else y + self.bias[...]
-
-
-def matmul(x: jax.Array, weight: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
-    """`x [..., in]` times the transpose of `weight [out, in]`, accumulated in float32; `out_dtype` defaults to x's."""
-    y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return y.astype(out_dtype or x.dtype)
 
 
 class RMSNorm(nnx.Module):

@@ -8,7 +8,8 @@ from flax import nnx
 
 from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.config import LlamaConfig
-from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, matmul
+from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
+from eagle_jax.models.matmul import matmul
 
 
 @jax.tree_util.register_dataclass

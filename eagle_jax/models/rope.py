@@ -116,7 +116,7 @@ class RopeConfig:
             if self.truncate:
                 low, high = math.floor(low), math.ceil(high)
             low, high = max(low, 0), min(high, head_dim - 1)
-            ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+            ramp = np.clip((np.arange(head_dim // 2) - low) / ((high - low) or 0.001), 0.0, 1.0)
             base = ramp * base / self.factor + (1 - ramp) * base
         return base.astype(np.float32)
 
