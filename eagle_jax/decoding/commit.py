@@ -45,8 +45,11 @@ def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptan
     The root and all emitted tokens but the last get their rows into the target cache; the last emitted token is the next root.
     """
     emitted, finish = cut(state, acceptance.tokens, acceptance.counts + 1)
-    # All D + 1 rows of the path are written; those beyond the new length are never read and soon overwritten.
-    cache = state.target_cache.write(output.rows.take(acceptance.path), state.lengths)
+    lengths = state.lengths + emitted
+    # All D + 1 rows of the path are written; those beyond the new length are never read and soon overwritten. `emitted` is never
+    # negative, so the minimum is the old length. Written so, the write depends on the verification, which has read the cache:
+    # XLA then updates it in place, where it would copy every buffer each round if it could write first.
+    cache = state.target_cache.write(output.rows.take(acceptance.path), jnp.minimum(state.lengths, lengths))
     features = jnp.take_along_axis(output.features, acceptance.path[..., None], axis=1)
     running = state.running
     depth = state.accepted_at_depth.shape[1]
@@ -55,7 +58,7 @@ def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptan
     return dataclasses.replace(
         state,
         tokens=write_tokens(state.tokens, acceptance.tokens, state.lengths + 1, emitted),
-        lengths=state.lengths + emitted,
+        lengths=lengths,
         finish=finish,
         target_cache=cache,
         draft=dataclasses.replace(draft, features=features.astype(draft.features.dtype)),

@@ -183,7 +183,9 @@ class EagleDrafter:
         scores, ids = scores[:, 0], ids[:, 0]
         first = (head.target_ids(ids), scores, jnp.full((batch, k), ROOT_PARENT, jnp.int32))
 
-        rows = depth * k  # M: every expanded node leaves a row in the tail
+        rows = (
+            max(depth, 1) * k
+        )  # M: every expanded node leaves a row in the tail; a scan of no level is traced all the same
         own = jnp.arange(rows, dtype=jnp.int32)
         buffers = KVCache.zeros(
             head.config.num_hidden_layers,

@@ -81,7 +81,7 @@ class Report:
         return Report(**{field.name: getattr(state, field.name) for field in dataclasses.fields(Report)})
 
 
-def cache_capacity(max_length: int, prefill_chunk: int, path_length: int, multiple: int = 128) -> int:
+def cache_capacity(max_length: int, prefill_chunk: int, path_length: int, multiple: int = 256) -> int:
     """Rows S of the caches for sequences of up to `max_length` tokens.
 
     A window written at the last committed row must fit as a whole (`KVCache.write`): a prefill chunk, which starts at a multiple

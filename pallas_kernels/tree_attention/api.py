@@ -1,13 +1,16 @@
 """The one entry point of tree attention: the contract, its checks, and the choice of a backend."""
 
+import functools
 from typing import Literal
 
 import jax
 
+from pallas_kernels.tree_attention.blocked import BLOCK, blocked_tree_attention
 from pallas_kernels.tree_attention.reference import reference_tree_attention
 
-Implementation = Literal["xla"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla",)
+Implementation = Literal["xla", "xla_blocked"]
+_BACKENDS = {"xla": reference_tree_attention, "xla_blocked": blocked_tree_attention}
+IMPLEMENTATIONS = tuple(_BACKENDS)
 
 
 def tree_attention(
@@ -43,13 +46,15 @@ def tree_attention(
       prefix_start: first visible prefix row of each query, int32 `[B, T]` (sliding windows); None means 0. The window over
         the tail belongs into `tail_mask`.
       soft_cap: if given, scores become `soft_cap * tanh(scores / soft_cap)` before masking.
-      implementation: forces a backend, one of `IMPLEMENTATIONS`; None lets the library choose.
+      implementation: forces a backend: "xla" reads the whole capacity at once, "xla_blocked" the committed blocks one by one
+        (capacities of whole blocks only). None chooses by platform: blocks on the CPU, the whole elsewhere.
 
     Returns:
       `[B, T, Hq, Dh]` in the dtype of `queries`.
 
     Raises:
       ValueError: shapes that do not fit together, or an unknown `implementation`.
+      NotImplementedError: a forced `implementation` that cannot do these shapes; it says what is missing.
     """
     batch, length, query_heads, head_dim = queries.shape
     kv_heads = cache_keys.shape[1]
@@ -75,8 +80,14 @@ def tree_attention(
         raise ValueError(f"prefix_start {prefix_start.shape} must be [B, T] = {(batch, length)}")
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r} is unknown; choose one of {', '.join(IMPLEMENTATIONS)}")
+    arguments = (queries, cache_keys, cache_values, lengths, tail_keys, tail_values, tail_mask)
+    options = {"scale": scale, "prefix_start": prefix_start, "soft_cap": soft_cap}
     with jax.named_scope("tree_attention"):
-        return reference_tree_attention(
-            queries, cache_keys, cache_values, lengths, tail_keys, tail_values, tail_mask,
-            scale=scale, prefix_start=prefix_start, soft_cap=soft_cap,
-        )  # fmt: skip
+        if implementation is not None:
+            return _BACKENDS[implementation](*arguments, **options)
+        # Both are traced, one is compiled: the platform is known when the program is lowered.
+        reference = functools.partial(reference_tree_attention, **options)
+        if cache_keys.shape[2] % min(BLOCK, cache_keys.shape[2]):
+            return reference(*arguments)
+        blocked = functools.partial(blocked_tree_attention, **options)
+        return jax.lax.platform_dependent(*arguments, cpu=blocked, default=reference)
