@@ -13,8 +13,8 @@ from flax import nnx
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
 from eagle_jax.decoding.prefill import PromptChunk
 from eagle_jax.decoding.state import RUNNING, STOPPED, DecodeState, Report
-from eagle_jax.decoding.tree import TreeConfig
-from eagle_jax.models.eagle3 import Eagle3Head
+from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
 from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS
 
@@ -96,9 +96,9 @@ class Engine:
     def __init__(
         self,
         target: Llama,
-        head: Eagle3Head | None,
+        head: DraftHead | None,
         *,
-        tree: TreeConfig | None,
+        tree: TreeConfig | StaticTree | None,
         slots: int,
         max_length: int,
         prefill_chunk: int,
@@ -109,6 +109,8 @@ class Engine:
         for name, value in (("slots", slots), ("max_length", max_length), ("prefill_chunk", prefill_chunk)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if head is not None and tree is not None and tree.top_k > head.config.draft_vocab_size:
+            raise ValueError(f"tree top_k {tree.top_k} exceeds the head's vocabulary of {head.config.draft_vocab_size}")
         target_def, target_state = nnx.split(target)
         head_def, head_state = (None, None) if head is None else nnx.split(head)
         self.plan = Plan(

@@ -10,10 +10,11 @@ from flax import nnx
 
 from eagle_jax.decoding.accept import accept
 from eagle_jax.decoding.commit import commit
-from eagle_jax.decoding.draft import Drafter, EagleDrafter, PlainDrafter
+from eagle_jax.decoding.draft import Drafter, PlainDrafter
+from eagle_jax.decoding.eagle_drafter import EagleDrafter
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.state import LENGTH, DecodeState, Report, cache_capacity
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.decoding.verify import verify
 from eagle_jax.models.llama import Llama
 
@@ -35,7 +36,7 @@ class Plan:
     """Structure and configuration of the target module."""
     head_def: nnx.GraphDef | None
     """Of the draft head; None decodes plainly."""
-    tree: TreeConfig | None
+    tree: TreeConfig | StaticTree | None
     """Shape of the draft trees; None exactly when there is no head."""
     slots: int
     """Sequences decoded side by side: B."""

@@ -1,9 +1,12 @@
 """Draft trees: the static shape of a tree, its nodes for a batch, and the masks that follow from its parents."""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 ROOT_PARENT = -1
 
@@ -59,6 +62,82 @@ class TreeConfig:
         return min(self.depth + 1, self.total_tokens - 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class StaticTree:
+    """A tree of the same shape every round, as EAGLE-1 uses it.
+
+    Each drafted node is the path of child ranks that leads to it from the root: `(0,)` is the head's best next token, `(2, 0)`
+    the best token after its third best. Paths may come in any order; they are kept level by level.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+    """Paths of all drafted nodes; every path's beginning is there too."""
+
+    @staticmethod
+    def from_paths(paths: Sequence[Sequence[int]]) -> "StaticTree":
+        """Checks and orders paths.
+
+        Raises:
+          ValueError: no path, an empty or repeated one, a rank that is no integer of at least 0, or a path without its parent.
+        """
+        given = [tuple(path) for path in paths]
+        if not given or not all(given):
+            raise ValueError("tree paths must name at least one node, and the root's empty path is not among them")
+        for path in given:
+            if not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in path):
+                raise ValueError(f"tree path {path} must hold integers of at least 0")
+            if len(path) > 1 and path[:-1] not in given:
+                raise ValueError(f"tree path {path} has no parent: {path[:-1]} is missing")
+        if len(set(given)) != len(given):
+            raise ValueError("tree paths must differ from each other")
+        return StaticTree(tuple(sorted(given, key=lambda path: (len(path), path))))
+
+    @property
+    def total_tokens(self) -> int:
+        """Nodes, the root included: N."""
+        return len(self.paths) + 1
+
+    @property
+    def max_depth(self) -> int:
+        """Most drafted tokens that one round can accept: D."""
+        return len(self.paths[-1])
+
+    @property
+    def top_k(self) -> int:
+        """Most guesses read after one node."""
+        return int(self.ranks.max()) + 1
+
+    @functools.cached_property
+    def parents(self) -> np.ndarray:
+        """Node index of each node's parent, int32 `[N]`; `ROOT_PARENT` for the root."""
+        index = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
+        return np.array([ROOT_PARENT] + [index[path[:-1]] for path in self.paths], np.int32)
+
+    @functools.cached_property
+    def depths(self) -> np.ndarray:
+        """int32 `[N]`."""
+        return np.array([0] + [len(path) for path in self.paths], np.int32)
+
+    @functools.cached_property
+    def ranks(self) -> np.ndarray:
+        """Rank of each node among its parent's guesses, int32 `[N]`; 0 for the root."""
+        return np.array([0] + [path[-1] for path in self.paths], np.int32)
+
+
+NAMED_TREES = {
+    # The 25-node tree of the first EAGLE release, by the name that its code gives it.
+    "mc_sim_7b_63": StaticTree.from_paths([
+        [0], [1], [2], [3],
+        [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [2, 0], [2, 1], [3, 0],
+        [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 1, 1], [0, 2, 0], [0, 2, 1], [1, 0, 0],
+        [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2],
+        [0, 0, 0, 0, 0], [0, 0, 0, 0, 1],
+    ]),
+    "chain_5": StaticTree.from_paths([[0] * depth for depth in range(1, 6)]),
+}  # fmt: skip
+"""Static trees that the field knows by name."""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DraftTree:
@@ -83,6 +162,18 @@ class DraftTree:
             depths=jnp.zeros_like(root),
             scores=jnp.zeros(root.shape, jnp.float32),
         )
+
+    @staticmethod
+    def with_root(
+        roots: jax.Array, *, tokens: jax.Array, parents: jax.Array, depths: jax.Array, scores: jax.Array
+    ) -> "DraftTree":
+        """Puts the root int32 `[B]` before drafted nodes `[B, N - 1]`, whose parents count the root as 0."""
+        root = DraftTree.only_root(roots)
+
+        def join(first: jax.Array, rest: jax.Array) -> jax.Array:
+            return jnp.concatenate([first, rest.astype(first.dtype)], axis=1)
+
+        return jax.tree.map(join, root, DraftTree(tokens, parents, depths, scores))
 
 
 def ancestor_mask(parents: jax.Array, max_depth: int) -> jax.Array:

@@ -16,6 +16,15 @@ class KVRows:
     values: tuple[jax.Array, ...]
     """One `[B, Hkv, T, Dh]` a layer."""
 
+    @staticmethod
+    def of(layers: list[tuple[jax.Array, jax.Array]]) -> "KVRows":
+        """From one pair of keys and values a layer."""
+        return KVRows(tuple(keys for keys, _ in layers), tuple(values for _, values in layers))
+
+    def layer(self, index: int) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of one layer."""
+        return self.keys[index], self.values[index]
+
     def take(self, rows: jax.Array) -> "KVRows":
         """Gathers rows `[B, A]` of each slot: `[B, Hkv, A, Dh]` a layer."""
         index = rows[:, None, :, None]
@@ -44,6 +53,10 @@ class KVCache:
             return tuple(jnp.zeros((slots, kv_heads, capacity, head_dim), dtype) for _ in range(layers))
 
         return KVCache(make(), make())
+
+    def layer(self, index: int) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of one layer."""
+        return self.keys[index], self.values[index]
 
     def slot(self, slot: jax.Array) -> "KVCache":
         """The cache of one slot, `[1, Hkv, S, Dh]` a layer; `slot` is an int32 scalar."""

@@ -33,6 +33,18 @@ class DraftConfig:
     qkv_bias: bool = False
     own_embedding: bool = False
     """The checkpoint has its own token embedding; otherwise the target's is used."""
+    own_lm_head: bool = True
+    """The checkpoint has its own output head; otherwise the target's is used (EAGLE-1/2)."""
+    fc_bias: bool = False
+    """Bias of `fc` (EAGLE-1/2)."""
+    use_fc: bool = True
+    """EAGLE-3 heads that read the target's last hidden state alone have no `fc` (`use_aux_hidden_state` false)."""
+    first_input_norm: bool = False
+    """Layer 0 of an EAGLE-1/2 head has an input norm; as published it has none."""
+    final_norm: bool = False
+    """An EAGLE-1/2 head has a norm before the output head; as published it has none. EAGLE-3 always has one."""
+    sliding_windows: tuple[int | None, ...] = ()
+    """Attention window of each layer, in tokens, None for full attention; empty when no layer has one."""
     norm_before_residual: bool = False
     """The residual of layer 0 starts from the normed feature (speculators)."""
     norm_before_fc: bool = False
@@ -50,6 +62,17 @@ class DraftConfig:
             )
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}")
+        if self.sliding_windows and len(self.sliding_windows) != self.num_hidden_layers:
+            raise ValueError(
+                f"sliding_windows {self.sliding_windows} must have one entry for each of {self.num_hidden_layers} layers"
+            )
+        if self.method == "eagle3" and not self.own_lm_head:
+            raise ValueError("an EAGLE-3 head needs its own lm_head.weight")
+        if not self.use_fc and self.feature_size != self.hidden_size:
+            raise ValueError(
+                f"a head without fc reads one hidden state of its own width {self.hidden_size}, not capture_layers "
+                f"{self.capture_layers} of width {self.target_hidden_size}"
+            )
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other")
         if self.hidden_size != self.target_hidden_size and not self.own_embedding:

@@ -57,29 +57,47 @@ class Attention(nnx.Module):
         self.qkv = Linear(in_features, (heads + 2 * kv_heads) * head_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
         self.out = Linear(heads * head_dim, out_features, bias=out_bias, dtype=dtype, rngs=rngs)
 
-    def project(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Rotated queries `[B, T, Hq, Dh]`, and the new rows: rotated keys and values `[B, Hkv, T, Dh]`."""
+    def __call__(
+        self,
+        x: jax.Array,
+        phases: tuple[jax.Array, jax.Array],
+        cache: tuple[jax.Array, jax.Array],
+        lengths: jax.Array,
+        *,
+        tail: tuple[jax.Array, jax.Array] | None = None,
+        tail_offset: jax.Array | int = 0,
+        tail_mask: jax.Array | None = None,
+        prefix_start: jax.Array | None = None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Attends from T new rows of every slot to its committed rows and to the tail.
+
+        Args:
+          x: `[B, T, in]`.
+          phases: cosine and sine of the rows' positions (`RopeConfig.phases`).
+          cache: committed keys and values, `[B, Hkv, S, Dh]` each.
+          lengths: number of committed rows, int32 `[B]`.
+          tail: keys and values of uncommitted rows, `[B, Hkv, M, Dh]` each, into which the new rows are written; None means that
+            the new rows are the whole tail.
+          tail_offset: first of the T rows in `tail`, an int32 scalar.
+          tail_mask: bool `[B, T, M]`, the tail rows that each new row sees; None means causal, without `tail`.
+          prefix_start: first committed row that each new row sees, int32 `[B, T]`; None means 0.
+
+        Returns:
+          `[B, T, out]`, and keys and values of the tail with the new rows in it.
+        """
         batch, length = x.shape[:2]
         qkv = self.qkv(x).reshape(batch, length, -1, self.head_dim)
         queries, keys, values = jnp.split(qkv, (self.heads, self.heads + self.kv_heads), axis=2)
-        keys = rotate(keys, cos, sin).transpose(0, 2, 1, 3)
-        return rotate(queries, cos, sin), keys, values.transpose(0, 2, 1, 3)
-
-    def attend(
-        self,
-        queries: jax.Array,
-        cache_keys: jax.Array,
-        cache_values: jax.Array,
-        lengths: jax.Array,
-        tail_keys: jax.Array,
-        tail_values: jax.Array,
-        tail_mask: jax.Array | None,
-    ) -> jax.Array:
-        """Attention and output projection, `[B, T, out]`; arguments as `pallas_kernels.tree_attention` takes them."""
+        queries = rotate(queries, *phases)
+        keys = rotate(keys, *phases).transpose(0, 2, 1, 3)  # [B, Hkv, T, Dh]
+        values = values.transpose(0, 2, 1, 3)
+        if tail is not None:
+            keys = jax.lax.dynamic_update_slice_in_dim(tail[0], keys, tail_offset, axis=2)
+            values = jax.lax.dynamic_update_slice_in_dim(tail[1], values, tail_offset, axis=2)
         mixed = tree_attention(
-            queries, cache_keys, cache_values, lengths, tail_keys, tail_values, tail_mask, scale=self.head_dim**-0.5
+            queries, *cache, lengths, keys, values, tail_mask, scale=self.head_dim**-0.5, prefix_start=prefix_start
         )
-        return self.out(mixed.reshape(*mixed.shape[:2], -1))
+        return self.out(mixed.reshape(batch, length, -1)), (keys, values)
 
 
 class MLP(nnx.Module):

@@ -99,27 +99,24 @@ class Llama(nnx.Module):
           prompt_lengths: int32 `[B]`, read by dynamic rotary scaling alone (`RopeConfig.phases`).
         """
         config = self.config
-        cos, sin = config.rope.phases(positions, config.head_dim, prompt_lengths)
+        phases = config.rope.phases(positions, config.head_dim, prompt_lengths)
         x = self.embed(tokens)  # [B, T, H]
         captured: dict[int, jax.Array] = {}
-        keys, values = [], []
+        rows = []
         for i, layer in enumerate(self.layers):
             captured[i] = x
             with jax.named_scope(f"layer_{i}"):
-                queries, new_keys, new_values = layer.attention.project(layer.input_norm(x), cos, sin)
-                x = x + layer.attention.attend(
-                    queries, cache.keys[i], cache.values[i], lengths, new_keys, new_values, tail_mask
-                )
+                mixed, new = layer.attention(layer.input_norm(x), phases, cache.layer(i), lengths, tail_mask=tail_mask)
+                x = x + mixed
                 x = x + layer.mlp(layer.post_norm(x))
-            keys.append(new_keys)
-            values.append(new_values)
+            rows.append(new)
         x = self.norm(x)
         captured[config.num_hidden_layers] = x
         features = [captured[k] for k in capture_layers]
         return ForwardOutput(
             hidden=x,
             features=jnp.concatenate(features, axis=-1) if features else x[..., :0],
-            rows=KVRows(tuple(keys), tuple(values)),
+            rows=KVRows.of(rows),
         )
 
     def logits(self, hidden: jax.Array) -> jax.Array:

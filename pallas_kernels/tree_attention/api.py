@@ -1,7 +1,7 @@
 """The one entry point of tree attention: the contract, its checks, and the choice of a backend."""
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -81,7 +81,7 @@ def tree_attention(
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r} is unknown; choose one of {', '.join(IMPLEMENTATIONS)}")
     arguments = (queries, cache_keys, cache_values, lengths, tail_keys, tail_values, tail_mask)
-    options = {"scale": scale, "prefix_start": prefix_start, "soft_cap": soft_cap}
+    options: dict[str, Any] = {"scale": scale, "prefix_start": prefix_start, "soft_cap": soft_cap}
     with jax.named_scope("tree_attention"):
         if implementation is not None:
             return _BACKENDS[implementation](*arguments, **options)

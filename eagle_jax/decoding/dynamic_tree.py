@@ -1,0 +1,87 @@
+"""EAGLE-2's dynamic tree (https://arxiv.org/abs/2406.16858) in static shapes; a chain is its case of one child a node."""
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.decoding.tree import ROOT_PARENT, DraftTree, TreeConfig
+from eagle_jax.models.cache import KVCache
+
+if TYPE_CHECKING:
+    from eagle_jax.decoding.eagle_drafter import EagleDrafter
+
+
+def grow_dynamic_tree(
+    drafter: "EagleDrafter", config: TreeConfig, state: DecodeState, cache: KVCache, last: jax.Array
+) -> DraftTree:
+    """Expands the best nodes level by level inside one `lax.scan`, then keeps the best of all.
+
+    Every node that was scored is numbered in creation order: the root's children first, then each level's, parent by parent in
+    descending score. This pool has `config.pool_size` nodes.
+
+    Args:
+      drafter: runs the head.
+      config: shape of the tree.
+      state: gives roots and committed lengths.
+      cache: draft cache after the extend step.
+      last: the head's output of each slot's last row, `[B, 1, h]`.
+    """
+    k, depth, batch = config.top_k, config.depth, last.shape[0]
+    scores, ids = (x[:, 0] for x in drafter.best(last, k))  # [B, k]
+    first = (ids, scores, jnp.full((batch, k), ROOT_PARENT, jnp.int32))
+    rows = depth * k  # M: every expanded node leaves a row in the tail
+    own = jnp.arange(rows, dtype=jnp.int32)
+    frontier = jnp.arange(k, dtype=jnp.int32)
+
+    def expand(
+        carry, level
+    ):  # run the frontier's k nodes, score their k * k children, keep the k best as next frontier
+        tokens, scores, hidden, nodes, seen, tail = carry
+        offset = level * k
+        seen = seen | (own == (offset + frontier)[:, None])  # [B, k, M]
+        out, tail = drafter.step(state, cache, tokens, hidden, level, tail, offset, seen, own // k)
+        steps, ids = drafter.best(out, k)  # [B, k, k]
+        children = (scores[..., None] + steps).reshape(batch, k * k)
+        ids = ids.reshape(batch, k * k)
+        pool = (ids, children, jnp.repeat(nodes, k, axis=1))
+        scores, best = jax.lax.top_k(children, k)  # ties to the lower index
+        parent = best // k
+        carry = (
+            jnp.take_along_axis(ids, best, axis=1),
+            scores,
+            jnp.take_along_axis(out, parent[..., None], axis=1),
+            k + level * k * k + best,
+            jnp.take_along_axis(seen, parent[..., None], axis=1),
+            tail,
+        )
+        return carry, pool
+
+    start = (
+        ids,
+        scores,
+        jnp.repeat(last, k, axis=1),
+        jnp.broadcast_to(frontier, (batch, k)),
+        jnp.zeros((batch, k, rows), bool),
+        drafter.empty_tail(batch, rows),
+    )
+    _, levels = jax.lax.scan(expand, start, jnp.arange(depth, dtype=jnp.int32))
+
+    def in_order(first: jax.Array, levels: jax.Array) -> jax.Array:
+        return jnp.concatenate([first, levels.swapaxes(0, 1).reshape(batch, depth * k * k)], axis=1)
+
+    tokens, scores, parents = map(in_order, first, levels)  # [B, pool]
+    # A child never outranks its parent, and top_k prefers the lower index, so every kept node's parent is kept.
+    kept = jnp.sort(jax.lax.top_k(scores, config.total_tokens - 1)[1], axis=1)
+    place = jnp.zeros(tokens.shape, jnp.int32)  # node index of each kept pool node
+    place = place.at[jnp.arange(batch)[:, None], kept].set(jnp.arange(1, config.total_tokens, dtype=jnp.int32))
+    parent = jnp.take_along_axis(parents, kept, axis=1)
+    parent = jnp.where(parent < 0, 0, jnp.take_along_axis(place, jnp.maximum(parent, 0), axis=1))
+    return DraftTree.with_root(
+        state.roots,
+        tokens=jnp.take_along_axis(tokens, kept, axis=1),
+        parents=parent,
+        depths=jnp.where(kept < k, 1, 2 + (kept - k) // (k * k)),
+        scores=jnp.take_along_axis(scores, kept, axis=1),
+    )

@@ -1,0 +1,164 @@
+"""Drafting with an EAGLE head: encode what was accepted with true features, then grow a tree from the last row."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.decoding.dynamic_tree import grow_dynamic_tree
+from eagle_jax.decoding.state import DecodeState, DraftState
+from eagle_jax.decoding.static_tree import grow_static_tree
+from eagle_jax.decoding.tree import DraftTree, StaticTree, TreeConfig
+from eagle_jax.models.cache import KVCache, KVRows
+from eagle_jax.models.draft_layer import DraftContext
+from eagle_jax.models.heads import DraftHead
+from eagle_jax.models.llama import Llama
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleDrafter:
+    """An EAGLE head of any generation and the shape of the trees it grows (`eagle_jax.decoding.draft.Drafter`)."""
+
+    head: DraftHead
+    target: Llama
+    tree: TreeConfig | StaticTree
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.tree.total_tokens
+
+    @property
+    def max_depth(self) -> int:
+        """D."""
+        return self.tree.max_depth
+
+    @property
+    def capture_layers(self) -> tuple[int, ...]:
+        """The head's."""
+        return self.head.config.capture_layers
+
+    def empty(self, slots: int, capacity: int) -> DraftState:
+        """An empty draft cache; room for the features of the longest path."""
+        size = (slots, self.max_depth + 1, self.head.config.feature_size)
+        return DraftState(
+            cache=self.head.empty_cache(slots, capacity),
+            lengths=jnp.zeros((slots,), jnp.int32),
+            features=jnp.zeros(size, self.target.dtype),
+        )
+
+    def prefill(
+        self,
+        draft: DraftState,
+        slot: jax.Array,
+        start: jax.Array,
+        next_tokens: jax.Array,
+        features: jax.Array,
+        valid: jax.Array,
+    ) -> DraftState:
+        """Encodes the chunk; its last valid token stays due with its feature."""
+        context = DraftContext(
+            positions=start + jnp.arange(next_tokens.shape[1], dtype=jnp.int32)[None],
+            cache=draft.cache.slot(slot),
+            lengths=start[None],
+        )
+        _, rows = self.head(self.embed(next_tokens), self.head.fuse(features), context)
+        due = jax.lax.dynamic_slice_in_dim(features, valid - 1, 1, axis=1)  # [1, 1, F]
+        zero = jnp.zeros((), jnp.int32)
+        return DraftState(
+            cache=draft.cache.write_slot(rows, slot, start),
+            lengths=draft.lengths.at[slot].set(start + valid - 1),
+            features=jax.lax.dynamic_update_slice(draft.features, due, (slot, zero, zero)),
+        )
+
+    def propose(self, state: DecodeState) -> tuple[DraftTree, DraftState]:
+        """Encodes what is due with true features, then grows a tree from the head's last output."""
+        with jax.named_scope("extend"):
+            draft, last = self._extend(state)
+        with jax.named_scope("grow"):
+            if isinstance(self.tree, StaticTree):
+                return grow_static_tree(self, self.tree, state, draft.cache, last), draft
+            return grow_dynamic_tree(self, self.tree, state, draft.cache, last), draft
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Embeddings in the head's width and dtype: its own table if it has one, else the target's."""
+        table = self.target.embed if self.head.embed is None else self.head.embed
+        return table(tokens).astype(self.head.dtype)
+
+    def best(self, hidden: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+        """The likeliest next tokens after each output of the head.
+
+        Args:
+          hidden: `[B, T, h]`.
+          count: k.
+
+        Returns:
+          Float32 log-probabilities over the draft vocabulary, best first, and their target ids, `[B, T, k]` each; ties go to the
+          lower draft id.
+        """
+        with jax.named_scope("draft_lm_head"):
+            own = self.head.config.own_lm_head
+            logits = self.head.logits(hidden) if own else self.target.logits(hidden.astype(self.target.dtype))
+        with jax.named_scope("top_k"):
+            peak, ids = jax.lax.top_k(logits, count)
+            scores = peak - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return scores, self.head.target_ids(ids.astype(jnp.int32))
+
+    def empty_tail(self, batch: int, rows: int) -> KVRows:
+        """Buffers for the uncommitted rows of a tree, M = `rows`."""
+        cache = self.head.empty_cache(batch, rows)
+        return KVRows(cache.keys, cache.values)
+
+    def _extend(self, state: DecodeState) -> tuple[DraftState, jax.Array]:
+        """Commits the rows that are due; returns the memory and the head's output of each slot's last row, `[B, 1, h]`."""
+        draft = state.draft
+        offsets = jnp.arange(draft.features.shape[1], dtype=jnp.int32)
+        positions = draft.lengths[:, None] + offsets  # [B, A]
+        tokens = jnp.take_along_axis(state.tokens, positions + 1, axis=1, mode="clip")
+        # Rows beyond the last due one are computed on what happens to be there and lie beyond the length: never read.
+        context = DraftContext(positions=positions, cache=draft.cache, lengths=draft.lengths)
+        out, rows = self.head(self.embed(tokens), self.head.fuse(draft.features), context)
+        final = jnp.maximum(state.lengths - draft.lengths - 1, 0)
+        last = jnp.take_along_axis(out, final[:, None, None], axis=1)
+        cache = draft.cache.write(rows, draft.lengths)
+        return DraftState(cache=cache, lengths=state.lengths, features=draft.features), last
+
+    def step(
+        self,
+        state: DecodeState,
+        cache: KVCache,
+        tokens: jax.Array,
+        hidden: jax.Array,
+        level: jax.Array | int,
+        tail: KVRows,
+        offset: jax.Array | int,
+        tail_mask: jax.Array,
+        tail_levels: jax.Array,
+    ) -> tuple[jax.Array, KVRows]:
+        """One draft step: T nodes of one level of every slot's tree, on top of the committed draft rows.
+
+        Args:
+          state: gives the committed lengths.
+          cache: draft cache after the extend step.
+          tokens: the nodes' tokens, target ids, int32 `[B, T]`.
+          hidden: outputs of the head for their parents, `[B, T, h]`.
+          level: depth of the nodes minus 1; it is added to the position of the last committed row plus one.
+          tail: rows of the levels before.
+          offset: where the T rows go in `tail`.
+          tail_mask: bool `[B, T, M]`, each node's ancestors and itself.
+          tail_levels: level of every tail row, int32 `[M]`.
+
+        Returns:
+          Outputs `[B, T, h]` and the tail with the new rows.
+        """
+        start = state.lengths[:, None]
+        context = DraftContext(
+            positions=jnp.broadcast_to(start + level, tokens.shape),
+            cache=cache,
+            lengths=state.lengths,
+            tail=tail,
+            tail_offset=offset,
+            tail_mask=tail_mask,
+            tail_positions=start + tail_levels,
+        )
+        return self.head(self.embed(tokens), hidden, context)
