@@ -1,6 +1,6 @@
 """The one entry point of tree attention: the contract, its checks, and the choice of a backend."""
 
-import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -9,7 +9,7 @@ from pallas_kernels.tree_attention.blocked import BLOCK, blocked_tree_attention
 from pallas_kernels.tree_attention.reference import reference_tree_attention
 
 Implementation = Literal["xla", "xla_blocked"]
-_BACKENDS = {"xla": reference_tree_attention, "xla_blocked": blocked_tree_attention}
+_BACKENDS: dict[str, Callable[..., jax.Array]] = {"xla": reference_tree_attention, "xla_blocked": blocked_tree_attention}
 IMPLEMENTATIONS = tuple(_BACKENDS)
 
 
@@ -85,9 +85,11 @@ def tree_attention(
     with jax.named_scope("tree_attention"):
         if implementation is not None:
             return _BACKENDS[implementation](*arguments, **options)
-        # Both are traced, one is compiled: the platform is known when the program is lowered.
-        reference = functools.partial(reference_tree_attention, **options)
         if cache_keys.shape[2] % min(BLOCK, cache_keys.shape[2]):
-            return reference(*arguments)
-        blocked = functools.partial(blocked_tree_attention, **options)
-        return jax.lax.platform_dependent(*arguments, cpu=blocked, default=reference)
+            return reference_tree_attention(*arguments, **options)
+        # Both are traced, one is compiled: the platform is known when the program is lowered.
+        return jax.lax.platform_dependent(
+            *arguments,
+            cpu=lambda *arrays: blocked_tree_attention(*arrays, **options),
+            default=lambda *arrays: reference_tree_attention(*arrays, **options),
+        )

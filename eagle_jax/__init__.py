@@ -1,0 +1,65 @@
+"""EAGLE speculative decoding for Llama-family models in JAX, on TPU, GPU and CPU.
+
+`LLM` is the front that vLLM users know; `generate` and `speculative_generate` are the same as plain functions. Everything named
+here is imported when it is first used: `import eagle_jax` alone loads no model code and touches no device.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eagle_jax.decoding.tree import TreeConfig as TreeConfig
+    from eagle_jax.front.memory import InsufficientMemoryError as InsufficientMemoryError
+    from eagle_jax.generation import generate as generate
+    from eagle_jax.generation import speculative_generate as speculative_generate
+    from eagle_jax.generation import stream_generate as stream_generate
+    from eagle_jax.llm import LLM as LLM
+    from eagle_jax.loading import CheckpointError as CheckpointError
+    from eagle_jax.loading import Draft as Draft
+    from eagle_jax.loading import Target as Target
+    from eagle_jax.loading import load_draft as load_draft
+    from eagle_jax.loading import load_target as load_target
+    from eagle_jax.metrics import AcceptanceMetrics as AcceptanceMetrics
+    from eagle_jax.outputs import CompletionOutput as CompletionOutput
+    from eagle_jax.outputs import Delta as Delta
+    from eagle_jax.outputs import GenerationResult as GenerationResult
+    from eagle_jax.outputs import RequestOutput as RequestOutput
+    from eagle_jax.sampling import SamplingParams as SamplingParams
+    from eagle_jax.speculative_config import SpeculativeConfig as SpeculativeConfig
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AcceptanceMetrics": "eagle_jax.metrics",
+    "CheckpointError": "eagle_jax.loading",
+    "CompletionOutput": "eagle_jax.outputs",
+    "Delta": "eagle_jax.outputs",
+    "Draft": "eagle_jax.loading",
+    "GenerationResult": "eagle_jax.outputs",
+    "InsufficientMemoryError": "eagle_jax.front.memory",
+    "LLM": "eagle_jax.llm",
+    "RequestOutput": "eagle_jax.outputs",
+    "SamplingParams": "eagle_jax.sampling",
+    "SpeculativeConfig": "eagle_jax.speculative_config",
+    "Target": "eagle_jax.loading",
+    "TreeConfig": "eagle_jax.decoding.tree",
+    "generate": "eagle_jax.generation",
+    "load_draft": "eagle_jax.loading",
+    "load_target": "eagle_jax.loading",
+    "speculative_generate": "eagle_jax.generation",
+    "stream_generate": "eagle_jax.generation",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

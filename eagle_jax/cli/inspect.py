@@ -1,0 +1,39 @@
+"""`eagle-jax inspect`: what a checkpoint is and how it would be loaded."""
+
+import argparse
+import json
+from typing import Any
+
+from eagle_jax.cli.runtime import select_device
+from eagle_jax.cli.session import find_head
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
+    parser = commands.add_parser(
+        "inspect",
+        help="say what a checkpoint is, its shapes, what would be used, and why it would not load",
+        description="Say what a checkpoint is, its shapes, what would be used, and why it would not load. No weight is loaded. "
+        "Exit code 1 if it would not load.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        help="a folder, a .gguf file, a repository of the model hub, or the name of a released head",
+    )
+    parser.add_argument("--target", metavar="PATH", help="of a draft head: the target it is meant for")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the report; 1 if the checkpoint would not load."""
+    from eagle_jax.loading import inspect_checkpoint
+
+    select_device(
+        "cpu"
+    )  # sizes are computed, nothing is placed: an accelerator that another process holds must not matter
+    report = inspect_checkpoint(find_head(options.path), options.target)
+    print(json.dumps(report.to_dict(), indent=2) if options.json else report.to_text())
+    return 0 if report.loads else 1

@@ -1,0 +1,105 @@
+"""Options that several subcommands share, and what their values mean."""
+
+import argparse
+from collections.abc import Callable
+
+DEVICES = ("cpu", "gpu", "tpu")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def integer(least: int) -> Callable[[str], int]:
+    """An argparse type: an integer of at least `least`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        return value
+
+    return parse
+
+
+def tree(text: str) -> dict[str, int]:
+    """An argparse type: "60,7,10" as the value of the `tree` argument of the Python API.
+
+    Raises:
+      argparse.ArgumentTypeError: it is not three integers, or no tree has these sizes.
+    """
+    names = ("total_tokens", "depth", "top_k")
+    try:
+        values = [int(part) for part in text.split(",")]
+        sizes = dict(zip(names, values, strict=True))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not TOTAL,DEPTH,TOP_K: three integers joined by commas, such as 60,7,10"
+        ) from None
+    return sizes
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """What is loaded, and onto what."""
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--model",
+        metavar="PATH",
+        help="the target: a folder, a .gguf file or a repository of the model hub (default: SmolLM2-135M-Instruct, with "
+        "the released head for it)",
+    )
+    group.add_argument(
+        "--draft",
+        metavar="PATH",
+        help="the draft head: a folder, a repository, or the name of a released head",
+    )
+    group.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="auto is float32 on CPU and bfloat16 elsewhere (default)"
+    )
+    group.add_argument("--device", choices=DEVICES, help="fail unless there is one (default: what JAX chooses)")
+    group.add_argument(
+        "--max-model-len",
+        type=integer(2),
+        metavar="N",
+        help="bound on prompt and output in tokens (default: what the model is made for)",
+    )
+
+
+def add_draft_shape_options(parser: argparse.ArgumentParser) -> None:
+    """How much is drafted in a round."""
+    group = parser.add_argument_group("speculation").add_mutually_exclusive_group()
+    group.add_argument(
+        "--num-speculative-tokens",
+        type=integer(1),
+        metavar="N",
+        help="draft a chain of N tokens a round (default: 3 on CPU, where each row of a forward costs time, else 5)",
+    )
+    group.add_argument(
+        "--tree",
+        type=tree,
+        metavar="TOTAL,DEPTH,TOP_K",
+        help="draft a tree: its nodes with the root, expansions after the first level, and children of a node; e.g. 60,7,10",
+    )
+
+
+def add_output_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    """Where a text ends."""
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--max-tokens",
+        type=integer(1),
+        default=max_tokens,
+        metavar="N",
+        help="most tokens of an answer (default: %(default)s)",
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens past the end of the answer")
+
+
+def add_reporting_options(parser: argparse.ArgumentParser) -> None:
+    """What is said beside the answer, all of it on standard error."""
+    group = parser.add_argument_group("reporting")
+    loudness = group.add_mutually_exclusive_group()
+    loudness.add_argument(
+        "--verbose", action="store_true", help="also print the rendered prompt and what was decided while loading"
+    )
+    loudness.add_argument("--quiet", action="store_true", help="print nothing on standard error but errors")

@@ -1,0 +1,118 @@
+"""From the command line to loaded models: what `demo` and `generate` have in common."""
+
+import argparse
+import dataclasses
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagle_jax.cli.runtime import Backend, keep_compiled_programs, select_device, stage
+
+if TYPE_CHECKING:
+    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.front.runner import Runner
+    from eagle_jax.loading import Draft, Target
+
+DEFAULT_HEAD = "smollm2-135m-instruct-eagle3"
+DEFAULT_CHAIN_CPU, DEFAULT_CHAIN = 3, 5
+"""Drafted tokens a round where the user does not say: on a CPU each row of a forward costs time, elsewhere a few are free."""
+
+
+class UsageError(ValueError):
+    """Options that do not go together, or a file that cannot be read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """Loaded models on a device."""
+
+    backend: Backend
+    target: "Target"
+    draft: "Draft | None"
+    tree: "TreeConfig | None"
+    """None exactly when there is no draft."""
+    max_model_len: int | None
+
+    def runner(self, *, speculative: bool) -> "Runner":
+        """Decodes with the draft head, or plainly."""
+        from eagle_jax.front.runner import Runner
+
+        draft, tree = (self.draft, self.tree) if speculative else (None, None)
+        return Runner(self.target, draft, tree, max_model_len=self.max_model_len)
+
+
+def start(options: argparse.Namespace, *, plain: bool = False) -> Session:
+    """Selects the device and loads the models that the options name, and says so on standard error.
+
+    Args:
+      options: of `options.add_model_options` and `options.add_draft_shape_options`.
+      plain: load no draft head, not even the default one.
+
+    Raises:
+      UsageError: options that do not go together.
+      DeviceError, CheckpointError, ValueError: a device or a checkpoint that is not there or does not fit.
+    """
+    head = DEFAULT_HEAD if options.draft is None and options.model is None else options.draft
+    if plain:
+        head = None
+    if head is None and (options.num_speculative_tokens is not None or options.tree is not None):
+        raise UsageError("--num-speculative-tokens and --tree need a draft head: give --draft")
+    if options.verbose:
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+        logging.getLogger("eagle_jax").setLevel(logging.INFO)
+
+    def say(text: str) -> None:
+        if not options.quiet:
+            print(text, file=sys.stderr)
+
+    backend = select_device(options.device)
+    say(f"Running on {backend}")
+
+    from eagle_jax.loading import default_target, load_draft, load_target
+    from eagle_jax.loading.demo_target import cache_folder
+
+    tree = None if head is None else _tree(options, backend.platform)
+    keep_compiled_programs(cache_folder() / "compiled")
+    if options.model is None:
+        with stage("Obtaining SmolLM2-135M-Instruct", quiet=options.quiet):
+            model: str | Path = default_target()
+    else:
+        model = options.model
+    bar = sys.stderr.isatty() and not options.quiet
+    target = load_target(model, dtype=options.dtype, progress=bar)
+    say(f"Target {target.name}, {target.model.dtype}")
+    draft = None
+    if head is not None:
+        draft = load_draft(find_head(head), target, progress=bar)
+        say(f"Draft head {draft.name}, {describe(tree)}")
+        for note in draft.notes if options.verbose else ():
+            say(f"  {note}")
+    return Session(backend, target, draft, tree, options.max_model_len)
+
+
+def find_head(name: str) -> str | Path:
+    """Folder of the released head of that name, unless a file or folder is called so; any other name is returned as it is."""
+    from eagle_jax.loading.shipped import shipped_head, shipped_heads
+
+    if not Path(name).exists() and name in shipped_heads():
+        return shipped_head(name)
+    return name
+
+
+def describe(tree: "TreeConfig | None") -> str:
+    """A tree in words."""
+    if tree is None:
+        return "no draft"
+    if tree.top_k == 1:
+        return f"a chain of {tree.total_tokens - 1} a round"
+    return f"a tree of {tree.total_tokens} nodes a round (depth {tree.depth}, top_k {tree.top_k})"
+
+
+def _tree(options: argparse.Namespace, platform: str) -> "TreeConfig":
+    from eagle_jax.decoding.tree import TreeConfig
+
+    if options.tree is not None:
+        return TreeConfig(**options.tree)
+    length = options.num_speculative_tokens or (DEFAULT_CHAIN_CPU if platform == "cpu" else DEFAULT_CHAIN)
+    return TreeConfig.chain(length)

@@ -1,0 +1,141 @@
+"""Whether a decoding configuration fits into a device's memory, asked before anything is compiled."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.decoding.state import cache_capacity
+from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.loading import cache_bytes_per_row
+from eagle_jax.models import DraftConfig, LlamaConfig
+
+
+class InsufficientMemoryError(MemoryError):
+    """Caches and temporaries do not fit beside the weights; the message names the largest max_model_len that does."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What decoding needs on the device besides the weights, computed from configurations alone."""
+
+    target: LlamaConfig
+    draft: DraftConfig | None
+    tree: TreeConfig | None
+    """None exactly when there is no draft."""
+    target_dtype: jnp.dtype
+    draft_dtype: jnp.dtype | None
+    slots: int
+    prefill_chunk: int
+    copies_caches: bool
+    """Whether programs work on a copy of the caches, as XLA makes them on CPU."""
+
+    def cache_bytes(self, max_length: int) -> int:
+        """Bytes of the caches of target and head, and of the token buffers, for sequences of up to `max_length` tokens."""
+        path = 1 if self.tree is None else self.tree.max_depth + 1
+        rows = self.slots * cache_capacity(max_length, self.prefill_chunk, path)
+        buffers = 2 * 4  # tokens and accepted lengths, int32
+        head = 0
+        if self.draft is not None and self.draft_dtype is not None:
+            head = cache_bytes_per_row(self.draft, self.draft_dtype)
+        return rows * (cache_bytes_per_row(self.target, self.target_dtype) + head + buffers)
+
+    def temporary_bytes(self, max_length: int) -> int:
+        """Estimate of the largest program's temporaries, in bytes: activations, attention scores and logits of one forward."""
+        nodes = 1 if self.tree is None else self.tree.total_tokens
+        prefill = self._forward(1, self.prefill_chunk, max_length, logit_rows=1)
+        rounds = self._forward(self.slots, nodes, max_length, logit_rows=nodes)
+        return max(prefill, rounds, self.cache_bytes(max_length) if self.copies_caches else 0)
+
+    def total(self, max_length: int) -> int:
+        """Both."""
+        return self.cache_bytes(max_length) + self.temporary_bytes(max_length)
+
+    def largest_max_length(self, available: int, at_most: int) -> int:
+        """The longest sequences for which `total` stays within `available` bytes, up to `at_most` tokens; 0 if none do."""
+        low, high = 0, at_most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.total(middle) <= available else (low, middle - 1)
+        return low
+
+    def _forward(self, slots: int, tokens: int, max_length: int, logit_rows: int) -> int:
+        config, item = self.target, self.target_dtype.itemsize
+        rows = slots * tokens
+        activations = rows * (4 * config.hidden_size + 3 * config.intermediate_size) * max(item, 4)
+        new_rows = rows * cache_bytes_per_row(config, self.target_dtype)
+        features = 0 if self.draft is None else rows * self.draft.feature_size * item
+        scores = 2 * rows * config.num_attention_heads * (max_length + tokens) * 4
+        logits = slots * logit_rows * config.vocab_size * 4
+        return activations + new_rows + features + scores + logits
+
+
+def available_bytes(device: jax.Device) -> int | None:
+    """Memory that is free on a device: of the host for CPU devices, else of the accelerator; None if it cannot be known."""
+    if device.platform == "cpu":
+        return _available_host_bytes()
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+
+
+def check_memory(footprint: Footprint, max_length: int, weight_bytes: int, device: jax.Device) -> None:
+    """Compares caches and temporaries with what the weights, which are loaded, left free.
+
+    Args:
+      footprint: the configuration.
+      max_length: tokens of the longest sequence.
+      weight_bytes: bytes of the weights, for the message.
+      device: the device they are on.
+
+    Raises:
+      InsufficientMemoryError: it does not fit.
+    """
+    available = available_bytes(device)
+    if available is None or footprint.total(max_length) <= available:
+        return
+    largest = footprint.largest_max_length(available, max_length)
+    advice = f"the largest max_model_len that fits with {footprint.slots} slots is {largest}"
+    if largest < 2:
+        advice = f"no max_model_len fits with {footprint.slots} slots"
+    raise InsufficientMemoryError(
+        f"{footprint.slots} sequences of {max_length} tokens need {_size(footprint.cache_bytes(max_length))} of cache and about "
+        f"{_size(footprint.temporary_bytes(max_length))} of temporaries beside {_size(weight_bytes)} of weights, but only "
+        f"{_size(available)} are free on {device}: {advice}; a smaller max_num_seqs or a smaller tree needs less"
+    )
+
+
+def _available_host_bytes() -> int | None:
+    """What the kernel says could be allocated, within the limit of the container where there is one."""
+    found = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    found += _available_in_container(Path("/sys/fs/cgroup"))
+    return min(found, default=None)
+
+
+def _available_in_container(group: Path) -> list[int]:
+    """What a control group (version 2) with a limit leaves; nothing where there is no such limit."""
+    if not (group / "memory.max").is_file() or (limit := (group / "memory.max").read_text().strip()) == "max":
+        return []
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    reclaimable = int(stat["active_file"]) + int(
+        stat["inactive_file"]
+    )  # files just read count as used until they are dropped
+    return [int(limit) - int((group / "memory.current").read_text()) + reclaimable]
+
+
+def _size(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"

@@ -1,0 +1,319 @@
+"""The one implementation behind `LLM`, `generate` and `speculative_generate`: prompts in, outputs out."""
+
+import contextlib
+import dataclasses
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from eagle_jax.decoding.engine import Request
+from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.front.engines import EnginePool, TimedEngine
+from eagle_jax.front.limits import capacity_bucket, resolve_max_model_len, slot_bucket, stop_id_bucket
+from eagle_jax.front.memory import Footprint, check_memory
+from eagle_jax.front.progress import progress_bar, spinner
+from eagle_jax.front.prompts import Prompt, PromptReader
+from eagle_jax.front.rows import OutputRow, RowResult
+from eagle_jax.loading import Draft, Target
+from eagle_jax.metrics import Timing
+from eagle_jax.outputs import Delta
+from eagle_jax.sampling import SamplingParams
+
+DEFAULT_MAX_NUM_SEQS = 8
+ROUNDS_PER_DISPATCH = 4
+"""Rounds between two looks at the tokens, where text is wanted early or a stop string may come."""
+
+_pools: weakref.WeakKeyDictionary[nnx.Module, EnginePool] = weakref.WeakKeyDictionary()
+
+
+class Runner:
+    """Decodes prompts with one target, one draft head or none, and one shape of tree.
+
+    Args:
+      target: the target.
+      draft: the draft head; None decodes plainly.
+      tree: shape of the draft trees; None exactly when there is no draft.
+      max_model_len: bound on prompt and output; None takes what the model is made for.
+      max_num_seqs: most sequences decoded side by side.
+      prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
+
+    Raises:
+      TypeError: a target or draft that was not loaded.
+      ValueError: a limit that cannot be, or a draft made for another target.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        draft: Draft | None = None,
+        tree: TreeConfig | None = None,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+        prefill_chunk: int | None = None,
+    ):
+        if not isinstance(target, Target):
+            raise TypeError(f"target must be what load_target returns, got {target!r}")
+        if draft is not None:
+            _check_draft(target, draft, tree)
+        for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        self.target, self.draft, self.tree = target, draft, tree
+        self.tokenizer = target.tokenizer
+        self.max_model_len = resolve_max_model_len(max_model_len, target.config)
+        self.max_num_seqs = max_num_seqs
+        self._device = _device_of(target.model)
+        self.prefill_chunk = prefill_chunk or (64 if self._device.platform == "cpu" else 256)
+        self._pool = _pools.setdefault(target.model, EnginePool())
+
+    @property
+    def depth(self) -> int:
+        """Drafts that one round can accept at most."""
+        return 0 if self.tree is None else self.tree.max_depth
+
+    def read(self, prompts: Any, *, chat: bool = False, **chat_options: Any) -> list[Prompt]:
+        """Reads prompts; see `PromptReader`, whose further fields are `chat_options`."""
+        vocab_size = self.target.config.vocab_size
+        return PromptReader(tokenizer=self.tokenizer, vocab_size=vocab_size, chat=chat, **chat_options).read(prompts)
+
+    def run(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: bool
+    ) -> tuple[list[RowResult], Timing]:
+        """Continues prompts to their ends; results in the order of the prompts.
+
+        Raises:
+          ValueError: a prompt that leaves no room for output, or parameters that the model cannot honour, before anything runs.
+          InsufficientMemoryError: the caches do not fit.
+        """
+        job = self._prepare(prompts, params, streaming=False)
+        rounds = ROUNDS_PER_DISPATCH if any(p.stop_strings for p in params) else None
+        with progress_bar("Generating", len(prompts), enabled=progress) as advance:
+            for delta in self._serve(job, rounds, progress):
+                if delta.finish_reason is not None:
+                    advance(1)
+        results = [row.result for row in job.rows]
+        return results, job.timing(results)
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        *,
+        rounds_per_dispatch: int = ROUNDS_PER_DISPATCH,
+        on_finish: Callable[[int, RowResult], None] | None = None,
+    ) -> Iterator[Delta]:
+        """Continues prompts, and yields what is new as soon as it is known; `on_finish` is called with the index and
+        the result of each prompt that has ended.
+
+        Raises:
+          ValueError, InsufficientMemoryError: as `run`, and at once, not at the first delta.
+        """
+        if isinstance(rounds_per_dispatch, bool) or not isinstance(rounds_per_dispatch, int) or rounds_per_dispatch < 1:
+            raise ValueError(f"rounds_per_dispatch must be an integer of at least 1, got {rounds_per_dispatch!r}")
+        return self._stream(self._prepare(prompts, params, streaming=True), rounds_per_dispatch, on_finish)
+
+    def _stream(
+        self, job: "_Job", rounds: int, on_finish: Callable[[int, RowResult], None] | None
+    ) -> Generator[Delta, None, None]:
+        with contextlib.closing(self._serve(job, rounds, progress=False)) as deltas:
+            for delta in deltas:
+                if delta.finish_reason is not None and on_finish is not None:
+                    on_finish(delta.index, job.rows[delta.index].result)
+                yield delta
+
+    def compile(self, *, prompts: int, tokens: int, progress: bool = False) -> float:
+        """Compiles what a call of so many prompts needs whose longest has so many tokens, output included; seconds it took."""
+        shape = self._shape(prompts, tokens, stop_ids=0)
+        with self._engine(shape) as engine:
+            return _compile(engine, progress)
+
+    def check_memory(self, *, sequences: int, max_model_len: int | None) -> None:
+        """Raises InsufficientMemoryError if so many sequences of `max_model_len` (None: the least capacity) do not fit."""
+        length = capacity_bucket(1, self.max_model_len) if max_model_len is None else max_model_len
+        shape = _Shape(slots=sequences, max_length=length, max_stop_ids=8)
+        check_memory(self._footprint(shape), length, self._weight_bytes(), self._device)
+
+    def _prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, streaming: bool) -> "_Job":
+        requests, rows = [], []
+        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            requests.append(self._request(index, prompt, param))
+            rows.append(
+                OutputRow(
+                    index,
+                    prompt,
+                    param,
+                    tokenizer=self.tokenizer,
+                    eos_ids=self.target.config.eos_token_ids,
+                    streaming=streaming,
+                )
+            )
+        return _Job(rows=rows, requests=requests)
+
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
+        length, vocab_size = len(prompt.token_ids), self.target.config.vocab_size
+        if length >= self.max_model_len:
+            raise ValueError(
+                f"prompt {index} has {length} tokens, which leaves no room for output: prompt and output together have at most "
+                f"max_model_len {self.max_model_len} tokens"
+            )
+        if params.stop_strings and self.tokenizer is None:
+            raise ValueError(
+                f"stop {list(params.stop_strings)!r} needs a tokenizer, which the target does not have; use stop_token_ids"
+            )
+        assert params.stop_token_ids is not None
+        if beyond := [i for i in params.stop_token_ids if i >= vocab_size]:
+            raise ValueError(f"stop_token_ids has {beyond[0]}; ids of this model are 0 to {vocab_size - 1}")
+        room = self.max_model_len - length
+        eos = () if params.ignore_eos else self.target.config.eos_token_ids
+        return Request(
+            prompt=prompt.token_ids,
+            max_new_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            stop_ids=tuple(dict.fromkeys((*eos, *params.stop_token_ids))),
+        )
+
+    def _serve(self, job: "_Job", rounds_per_dispatch: int | None, progress: bool) -> Generator[Delta, None, None]:
+        wanted = [index for index, request in enumerate(job.requests) if request.max_new_tokens > 0]
+        for index in sorted(set(range(len(job.rows))) - set(wanted)):
+            yield job.rows[index].finish_empty(self.depth)
+        if not wanted:
+            return
+        requests = [job.requests[index] for index in wanted]
+        shape = self._shape(
+            len(requests),
+            max(len(request.prompt) + request.max_new_tokens for request in requests),
+            max(len(request.stop_ids) for request in requests),
+        )
+        with self._engine(shape) as engine:
+            job.compile_seconds = _compile(engine, progress)
+            engine.prefills.seconds = 0.0
+            start = time.perf_counter()
+            served = engine.serve(requests, rounds_per_dispatch=rounds_per_dispatch)
+            with contextlib.closing(served):  # type: ignore[type-var]
+                for updates in served:
+                    for update in updates:
+                        row = job.rows[wanted[update.index]]
+                        delta = row.add(update)
+                        if row.must_abort:
+                            engine.abort(update.index)
+                        job.prefill_seconds = engine.prefills.seconds
+                        job.seconds = time.perf_counter() - start
+                        if delta is not None:
+                            yield delta
+
+    def _shape(self, prompts: int, tokens: int, stop_ids: int) -> "_Shape":
+        return _Shape(
+            slots=slot_bucket(prompts, self.max_num_seqs),
+            max_length=capacity_bucket(tokens, self.max_model_len),
+            max_stop_ids=stop_id_bucket(stop_ids),
+        )
+
+    def _engine(self, shape: "_Shape") -> contextlib.AbstractContextManager[TimedEngine]:
+        # The arrays are part of the key: a module whose parameters were replaced since then needs another engine.
+        arrays = tuple(map(id, self._weights()))
+
+        def make() -> TimedEngine:
+            check_memory(self._footprint(shape), shape.max_length, self._weight_bytes(), self._device)
+            return TimedEngine(
+                self.target.model,
+                None if self.draft is None else self.draft.head,
+                tree=self.tree,
+                slots=shape.slots,
+                max_length=shape.max_length,
+                prefill_chunk=self.prefill_chunk,
+                max_stop_ids=shape.max_stop_ids,
+            )
+
+        return self._pool.engine((shape, self.tree, self.prefill_chunk, arrays), make)
+
+    def _weights(self) -> list[jax.Array]:
+        modules = [self.target.model] if self.draft is None else [self.target.model, self.draft.head]
+        return [leaf for module in modules for leaf in jax.tree.leaves(nnx.state(module))]
+
+    def _weight_bytes(self) -> int:
+        return sum(array.nbytes for array in {id(array): array for array in self._weights()}.values())
+
+    def _footprint(self, shape: "_Shape") -> Footprint:
+        return Footprint(
+            target=self.target.config,
+            draft=None if self.draft is None else self.draft.config,
+            tree=self.tree,
+            target_dtype=np.dtype(self.target.model.dtype),
+            draft_dtype=None if self.draft is None else np.dtype(self.draft.head.dtype),
+            slots=shape.slots,
+            prefill_chunk=self.prefill_chunk,
+            copies_caches=self._device.platform == "cpu",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """What of an engine depends on the call."""
+
+    slots: int
+    max_length: int
+    max_stop_ids: int
+
+
+@dataclasses.dataclass
+class _Job:
+    """One call."""
+
+    rows: list[OutputRow]
+    requests: list[Request]
+    compile_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def timing(self, results: Sequence[RowResult]) -> Timing:
+        output = [len(result.token_ids) for result in results]
+        return Timing(
+            compile_seconds=self.compile_seconds,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.seconds - self.prefill_seconds,
+            prompt_tokens=sum(len(request.prompt) for request in self.requests),
+            output_tokens=sum(output),
+            decoded_tokens=sum(max(0, tokens - 1) for tokens in output),
+        )
+
+
+def _compile(engine: TimedEngine, progress: bool) -> float:
+    start = time.perf_counter()
+    with spinner("Compiling", enabled=progress):
+        engine.compile()
+    return time.perf_counter() - start
+
+
+def _check_draft(target: Target, draft: Draft, tree: TreeConfig | None) -> None:
+    if not isinstance(draft, Draft):
+        raise TypeError(f"draft must be what load_draft returns, got {draft!r}")
+    if not isinstance(tree, TreeConfig):
+        raise TypeError(f"tree must be a TreeConfig, got {tree!r}")
+    sizes: Mapping[str, tuple[int, int]] = {
+        "hidden_size": (draft.config.target_hidden_size, target.config.hidden_size),
+        "vocab_size": (draft.config.vocab_size, target.config.vocab_size),
+    }
+    for name, (made_for, given) in sizes.items():
+        if made_for != given:
+            raise ValueError(
+                f"the draft head {draft.name} is for a target of {name} {made_for}, but {target.name} has {given}"
+            )
+    if draft.config.capture_layers[-1] > target.config.num_hidden_layers:
+        raise ValueError(
+            f"the draft head {draft.name} reads layer {draft.config.capture_layers[-1]} of its target, but {target.name} has "
+            f"{target.config.num_hidden_layers} layers"
+        )
+    if tree.top_k > draft.config.draft_vocab_size:
+        raise ValueError(
+            f"tree top_k {tree.top_k} exceeds the {draft.config.draft_vocab_size} tokens that {draft.name} can draft"
+        )
+
+
+def _device_of(model: nnx.Module) -> jax.Device:
+    array = jax.tree.leaves(nnx.state(model))[0]
+    return min(array.devices(), key=lambda device: device.id)

@@ -1,0 +1,209 @@
+"""`generate`, `speculative_generate` and `stream_generate`: decoding as plain functions of a loaded target and draft head.
+
+How many programs are compiled: three (make a state, prefill a chunk, decode rounds) for each distinct combination of
+
+- draft head, tree and prefill chunk;
+- slots: the number of prompts in a call rounded up to a power of two, at most `max_num_seqs`;
+- capacity: the longest prompt plus budget in a call, rounded up to a power of two from 256 on, at most `max_model_len`;
+- stop ids: room for 8, rounded up to a power of two where there are more.
+
+Prompts, their lengths, budgets, stop ids, stop strings and the weights themselves are arguments of these programs. The caches of
+the last two such combinations are kept beside the target and used again by the next call with one of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, ROUNDS_PER_DISPATCH, Runner
+from eagle_jax.loading import Draft, Target
+from eagle_jax.metrics import BatchMetrics
+from eagle_jax.outputs import Delta, GenerationResult
+from eagle_jax.sampling import SamplingParams
+from eagle_jax.speculative_config import tree_config
+
+
+def generate(
+    target: Target,
+    prompts: Any,
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    ignore_eos: bool = False,
+    include_stop_str_in_output: bool = False,
+    skip_special_tokens: bool = True,
+    chat: bool = False,
+    max_model_len: int | None = None,
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+    prefill_chunk: int | None = None,
+    progress: bool = False,
+) -> GenerationResult:
+    """Continues prompts by plain decoding, one token a forward.
+
+    The output ends at the first of these: an end-of-sequence id of the model, one of `stop_token_ids`, the completion of a stop
+    string ("stop"); `max_new_tokens`, or the end of the context ("length"). A prompt that fits may ask for more tokens than the
+    context has left; its output ends with the context, as in vLLM. The ids include the token that ended the output. The
+    text is without special tokens, without the stop string and without the text of a stop id.
+
+    Args:
+      target: what `load_target` returned.
+      prompts: a prompt or a list of prompts. A prompt is a text, a list of chat messages (`{"role": ..., "content": ...}`), token
+        ids (a list or an integer array), `{"prompt": text}` or `{"prompt_token_ids": ids}`. A list of ids or messages is one
+        prompt. Without a tokenizer prompts must be ids, and there are no texts.
+      max_new_tokens: most tokens of an output, the one that ends it included; 0 gives empty outputs.
+      temperature: 0 (greedy); sampling is not supported so far.
+      seed: no effect at temperature 0.
+      stop: strings that end an output; the one completed first counts.
+      stop_token_ids: ids that end an output, besides the model's end-of-sequence ids.
+      ignore_eos: go on behind end-of-sequence ids; `stop_token_ids` still count.
+      include_stop_str_in_output: show the stop string, or the text of the stop id, at the end of the text.
+      skip_special_tokens: leave special tokens out of the text.
+      chat: a text is the message of a user, to be put into the model's chat template, not a text to be continued.
+      max_model_len: bound on prompt and output together; None takes what the model is made for.
+      max_num_seqs: most prompts decoded side by side; further ones wait for a free slot.
+      prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
+      progress: draw a progress bar if standard error is a terminal.
+
+    Raises:
+      ValueError: an empty prompt, one that leaves no room for output, an id outside the vocabulary, text without a tokenizer, or
+        an argument out of range.
+      TypeError: something that is no prompt, or an argument of the wrong type.
+      InsufficientMemoryError: the caches do not fit into the device's memory; the message names the largest max_model_len that
+        does.
+    """
+    params = SamplingParams(
+        temperature=temperature,
+        max_tokens=_budget(max_new_tokens),
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+        seed=seed,
+        include_stop_str_in_output=include_stop_str_in_output,
+        skip_special_tokens=skip_special_tokens,
+    )
+    runner = Runner(target, max_model_len=max_model_len, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
+    return _collect(runner, prompts, params, chat, progress)
+
+
+def speculative_generate(
+    target: Target,
+    draft: Draft,
+    prompts: Any,
+    *,
+    max_new_tokens: int,
+    num_speculative_tokens: int | None = None,
+    tree: TreeConfig | Mapping[str, int] | None = None,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    ignore_eos: bool = False,
+    include_stop_str_in_output: bool = False,
+    skip_special_tokens: bool = True,
+    chat: bool = False,
+    max_model_len: int | None = None,
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+    prefill_chunk: int | None = None,
+    progress: bool = False,
+) -> GenerationResult:
+    """Continues prompts by speculative decoding: the outputs of `generate`, in fewer forwards of the target.
+
+    Args:
+      target: what `load_target` returned.
+      draft: what `load_draft` returned for it.
+      prompts: as in `generate`, like everything not named here.
+      max_new_tokens: most tokens of an output.
+      num_speculative_tokens: draft a chain of so many tokens a round. Exactly one of this and `tree` must be given.
+      tree: draft a dynamic tree, `{"total_tokens": 60, "depth": 7, "top_k": 10}` or a `TreeConfig`, which explains the numbers.
+
+    Raises:
+      ValueError: as `generate`; none or both of `num_speculative_tokens` and `tree`; a draft made for another target.
+      TypeError: as `generate`.
+      InsufficientMemoryError: as `generate`.
+    """
+    params = SamplingParams(
+        temperature=temperature,
+        max_tokens=_budget(max_new_tokens),
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+        seed=seed,
+        include_stop_str_in_output=include_stop_str_in_output,
+        skip_special_tokens=skip_special_tokens,
+    )
+    shape = tree_config(num_speculative_tokens, tree, where="speculative_generate")
+    runner = Runner(
+        target, draft, shape, max_model_len=max_model_len, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
+    )
+    return _collect(runner, prompts, params, chat, progress)
+
+
+def stream_generate(
+    target: Target,
+    draft: Draft | None,
+    prompts: Any,
+    params: SamplingParams,
+    *,
+    num_speculative_tokens: int | None = None,
+    tree: TreeConfig | Mapping[str, int] | None = None,
+    chat: bool = False,
+    max_model_len: int | None = None,
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+    prefill_chunk: int | None = None,
+    rounds_per_dispatch: int = ROUNDS_PER_DISPATCH,
+) -> Iterator[Delta]:
+    """Continues prompts and yields what is new after every few rounds.
+
+    For each prompt the texts of its deltas concatenate to exactly the text that `generate` returns, and their ids to its ids. No
+    character is ever split. Closing the iterator ends the work.
+
+    Args:
+      target: what `load_target` returned.
+      draft: what `load_draft` returned for it; None decodes plainly, without `num_speculative_tokens` and `tree`.
+      prompts: as in `generate`; the deltas of several prompts come interleaved, each with the index of its prompt.
+      params: how each prompt is continued.
+      num_speculative_tokens: as in `speculative_generate`.
+      tree: as in `speculative_generate`.
+      chat: as in `generate`, like the rest.
+      rounds_per_dispatch: rounds between two looks at the tokens; less gives finer deltas, more a little more speed.
+
+    Raises:
+      ValueError, TypeError, InsufficientMemoryError: as `speculative_generate`; the first two at once, not at the first delta.
+    """
+    if draft is None:
+        if num_speculative_tokens is not None or tree is not None:
+            raise ValueError("num_speculative_tokens and tree need a draft")
+        shape = None
+    else:
+        shape = tree_config(num_speculative_tokens, tree, where="stream_generate")
+    runner = Runner(
+        target, draft, shape, max_model_len=max_model_len, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
+    )
+    read = runner.read(prompts, chat=chat)
+    return runner.stream(read, [params] * len(read), rounds_per_dispatch=rounds_per_dispatch)
+
+
+def _budget(max_new_tokens: int) -> int:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int | np.integer):
+        raise TypeError(f"max_new_tokens must be an integer, got {max_new_tokens!r}")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    return int(max_new_tokens)
+
+
+def _collect(runner: Runner, prompts: Any, params: SamplingParams, chat: bool, progress: bool) -> GenerationResult:
+    read = runner.read(prompts, chat=chat)
+    results, timing = runner.run(read, [params] * len(read), progress=progress)
+    return GenerationResult(
+        token_ids=[result.token_ids for result in results],
+        texts=[result.text for result in results],
+        finish_reasons=[result.finish_reason for result in results],
+        stop_reasons=[result.stop_reason for result in results],
+        prompt_token_ids=[result.prompt.token_ids for result in results],
+        metrics=BatchMetrics([result.metrics for result in results], timing),
+    )

@@ -1,0 +1,77 @@
+"""The names under which published heads store the same tensors, and their canonical form."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.loading.errors import CheckpointError
+from eagle_jax.loading.sources import Slices, TensorSource
+
+
+def canonical_name(name: str) -> str:
+    """Canonical name of a head's tensor: no `module.` or `model.` in front, `layers.0.` for `midlayer.`, `d2t` for its long name.
+
+    https://github.com/SafeAILab/EAGLE writes `midlayer.*` and `d2t`; other trainers and engines write the rest.
+    """
+    name = re.sub(r"^(module\.|model\.)+", "", name)
+    name = re.sub(r"^midlayer\.", "layers.0.", name)
+    return "d2t" if name == "draft_id_to_target_id" else name
+
+
+class RenamedSource:
+    """The tensors of a draft head under canonical names.
+
+    Raises:
+      CheckpointError: two tensors have the same canonical name, or a projection is stored both fused and in parts.
+    """
+
+    def __init__(self, source: TensorSource):
+        self._source = source
+        self.container, self.files = source.container, source.files
+        self.metadata: Mapping[str, Any] = source.metadata
+        self._names: dict[str, str] = {}
+        for stored in source.names():
+            name = canonical_name(stored)
+            if name in self._names:
+                raise CheckpointError(f"the head stores {name} twice, as {self._names[name]} and as {stored}")
+            self._names[name] = stored
+        for name in self._names:
+            for fused, parts in (
+                ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+                ("gate_up_proj", ("gate_proj", "up_proj")),
+            ):
+                both = [name.replace(fused, part) for part in parts if f".{fused}." in name]
+                if clash := next((self._names[n] for n in both if n in self._names), None):
+                    raise CheckpointError(f"the head stores a projection twice, as {self._names[name]} and as {clash}")
+
+    def stored_name(self, name: str) -> str:
+        """The name in the file; a tensor that is missing is named as its neighbours are."""
+        if name in self._names:
+            return self._names[name]
+        for stem in ("layers.0.", ""):
+            for neighbour, stored in self._names.items():
+                if name.startswith(stem) and neighbour.startswith(stem) and neighbour not in ("d2t", "t2d"):
+                    return stored.removesuffix(neighbour.removeprefix(stem)) + name.removeprefix(stem)
+        return name
+
+    def names(self) -> Sequence[str]:
+        """Canonical names of all tensors."""
+        return tuple(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return self._source.shape(self._names[name])
+
+    def dtype(self, name: str) -> np.dtype:
+        """dtype of a tensor in the file and out of `read`."""
+        return self._source.dtype(self._names[name])
+
+    def storage(self, name: str) -> str:
+        """How the file stores the tensor."""
+        return self._source.storage(self._names[name])
+
+    def read(self, name: str, slices: Slices = ()) -> np.ndarray:
+        """Reads a slice of a tensor."""
+        return self._source.read(self._names[name], slices)

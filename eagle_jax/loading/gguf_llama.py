@@ -1,0 +1,237 @@
+"""A Llama in GGUF, seen as the Hugging Face checkpoint it was converted from: names, row order and configuration.
+
+llama.cpp rotates neighbouring channels, Hugging Face the two halves of a head, so converters reorder the rows of q and k; the
+reader here puts them back.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.loading.errors import CheckpointError
+from eagle_jax.loading.gguf import GGUFSource
+from eagle_jax.loading.sources import Slices, bounds
+from eagle_jax.models.config import LlamaConfig
+from eagle_jax.models.rope import RopeConfig
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+# Keys under "llama." that are read below; a key that is not here changes the model in a way that is not computed.
+_KEYS = frozenset({
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.finetuned",
+    "rope.scaling.original_context_length", "rope.scale_linear",
+})  # fmt: skip
+
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+class GGUFLlamaSource:
+    """The tensors of a GGUF Llama under their Hugging Face names and in Hugging Face's row order."""
+
+    container = "gguf"
+
+    def __init__(self, source: GGUFSource, config: LlamaConfig):
+        self._source, self._config = source, config
+        self.files, self.metadata = source.files, source.metadata
+        # The factors went into the configuration; as a tensor they are not a weight.
+        self._names = {hugging_face_name(n): n for n in source.names() if n != ROPE_FACTORS}
+
+    def names(self) -> Sequence[str]:
+        """Hugging Face names of all tensors; a name that Llama does not have stays as it is."""
+        return tuple(self._names)
+
+    def stored_name(self, name: str) -> str:
+        """The name in the file."""
+        return self._names.get(name) or gguf_name(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return self._source.shape(self._names[name])
+
+    def dtype(self, name: str) -> np.dtype:
+        """dtype out of `read`."""
+        return self._source.dtype(self._names[name])
+
+    def storage(self, name: str) -> str:
+        """Name of the dtype or the quantisation."""
+        return self._source.storage(self._names[name])
+
+    def read(self, name: str, slices: Slices = ()) -> np.ndarray:
+        """Reads a slice of a tensor."""
+        stored = self._names[name]
+        if not re.search(r"\.self_attn\.[qk]_proj\.", name):
+            return self._source.read(stored, slices)
+        (first, stop), *_ = bounds(name, self.shape(name), slices)
+        dim = self._config.head_dim
+        rows = np.arange(first, stop)
+        head, channel = rows // dim, rows % dim
+        stored_rows = head * dim + channel % (dim // 2) * 2 + channel // (dim // 2)
+        low = first // dim * dim
+        high = min(-(-stop // dim) * dim, self.shape(name)[0])
+        return self._source.read(stored, (slice(low, high), *slices[1:]))[stored_rows - low]
+
+
+def hugging_face_name(name: str) -> str:
+    """Hugging Face name of a GGUF tensor of a Llama; other names are returned unchanged."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in _NAMES:
+        return name
+    layer = "" if match[1] is None else f"model.layers.{match[1]}."
+    return f"{layer}{_NAMES[match[2]]}.{match[3]}"
+
+
+def gguf_name(name: str) -> str:
+    """GGUF name of a Hugging Face tensor of a Llama; other names are returned unchanged."""
+    match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(.+)\.(weight|bias)", name)
+    stems = {theirs: ours for ours, theirs in _NAMES.items()}
+    if match is None or match[2] not in stems:
+        return name
+    layer = "" if match[1] is None else f"blk.{match[1]}."
+    return f"{layer}{stems[match[2]]}.{match[3]}"
+
+
+def gguf_config(source: GGUFSource, ignore_keys: Iterable[str] = ()) -> LlamaConfig:
+    """Reads the configuration of a GGUF Llama from its metadata and tensors.
+
+    Args:
+      source: the file.
+      ignore_keys: keys under "llama." that are known not to matter.
+
+    Raises:
+      CheckpointError: another architecture, a missing or unknown key, or rotary factors that are not those of Llama 3.
+    """
+    metadata, file = source.metadata, source.files[0].name
+    architecture = metadata.get("general.architecture")
+    if architecture != "llama":
+        raise CheckpointError(f"{file} has general.architecture {architecture!r}; only 'llama' is read from GGUF")
+    if metadata.get("split.count", 1) > 1:
+        raise CheckpointError(
+            f"{file} is one of {metadata['split.count']} parts; merge them with llama-gguf-split --merge"
+        )
+    keys = {k.removeprefix("llama."): v for k, v in metadata.items() if k.startswith("llama.")}
+    ignored = {k.removeprefix("llama.") for k in ignore_keys}
+    if unknown := sorted(set(keys) - _KEYS - ignored):
+        raise CheckpointError(
+            f"{file} has keys that this library does not know: {['llama.' + k for k in unknown]}. If they do not change the "
+            f"forward pass, pass ignore_config_keys={['llama.' + k for k in unknown]}"
+        )
+
+    def integer(key: str, default: int | None = None) -> int:
+        value = keys.get(key, default)
+        if isinstance(value, list):  # one number a layer
+            if len(set(value)) != 1:
+                raise CheckpointError(
+                    f"{file} has a different llama.{key} in each layer, which is not supported: {value}"
+                )
+            value = value[0]
+        if value is None:
+            raise CheckpointError(f"{file} lacks llama.{key}")
+        return int(value)
+
+    names = source.names()
+    if "token_embd.weight" not in names:
+        raise CheckpointError(f"{file} lacks the tensor token_embd.weight")
+    vocab, hidden = source.shape("token_embd.weight")
+    heads = integer("attention.head_count")
+    head_dim = integer("attention.key_length", integer("embedding_length") // heads)
+    context = integer("context_length")
+    implied = {"embedding_length": hidden, "vocab_size": vocab}
+    implied |= {"rope.dimension_count": head_dim, "attention.value_length": head_dim}
+    for key, value in implied.items():
+        if integer(key, value) != value:
+            raise CheckpointError(
+                f"{file} has llama.{key} {integer(key)}, where its other keys and tensors make it {value}"
+            )
+    if "attention.layer_norm_rms_epsilon" not in keys:
+        raise CheckpointError(f"{file} lacks llama.attention.layer_norm_rms_epsilon")
+    factors = source.read(ROPE_FACTORS) if ROPE_FACTORS in names else None
+    try:
+        return LlamaConfig(
+            vocab_size=vocab,
+            hidden_size=hidden,
+            intermediate_size=integer("feed_forward_length"),
+            num_hidden_layers=integer("block_count"),
+            num_attention_heads=heads,
+            num_key_value_heads=integer("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            # The file holds float32; seven digits give back the number that was written, e.g. 1e-5.
+            rms_norm_eps=float(f"{keys['attention.layer_norm_rms_epsilon']:.7g}"),
+            max_position_embeddings=context,
+            rope=_rope(keys, factors, head_dim, context, file),
+            attention_bias="blk.0.attn_q.bias" in names,
+            mlp_bias="blk.0.ffn_gate.bias" in names,
+            tie_word_embeddings="output.weight" not in names,
+            bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+            eos_token_ids=_eos_ids(metadata),
+        )
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+
+
+def _eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end a text: end of sequence, of a turn, and of a message (the three of Llama 3's generation_config.json)."""
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = (metadata.get(f"tokenizer.ggml.{key}") for key in keys)
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+
+def _rope(keys: Mapping[str, Any], factors: np.ndarray | None, head_dim: int, context: int, file: str) -> RopeConfig:
+    settings: dict[str, Any] = {"rope_type": "default", "rope_theta": float(keys.get("rope.freq_base", 10000.0))}
+    kind = keys.get("rope.scaling.type")
+    if kind is None and keys.get("rope.scale_linear", 1.0) != 1.0:
+        kind = "linear"
+    if kind not in (None, "none"):
+        factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear"))
+        settings |= {"rope_type": kind} | ({} if factor is None else {"factor": float(factor)})
+        if kind == "yarn":
+            settings["original_max_position_embeddings"] = keys.get("rope.scaling.original_context_length")
+    if factors is None or np.all(factors == 1):
+        return RopeConfig.from_config({"rope_parameters": settings, "max_position_embeddings": context})
+    if settings["rope_type"] != "default":
+        raise CheckpointError(
+            f"{file} has both {ROPE_FACTORS} and llama.rope.scaling.type {kind!r}; only one can be applied"
+        )
+    return _llama3_rope(settings["rope_theta"], factors, head_dim, context, file)
+
+
+def _llama3_rope(theta: float, factors: np.ndarray, head_dim: int, context: int, file: str) -> RopeConfig:
+    """The llama3 settings whose factors those are: converters store the factors of each channel, not what made them."""
+    factor = round(float(factors.max()), 4)
+    base = RopeConfig(theta=theta).inverse_frequencies(head_dim).astype(np.float64)
+    trained = [2**n for n in range(int(math.log2(context)) + 1)]
+    for original in sorted(trained, key=lambda n: n != 8192):
+        rope = RopeConfig(
+            rope_type="llama3",
+            theta=theta,
+            factor=factor,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=original,
+        )
+        made = base / rope.inverse_frequencies(head_dim)
+        if factors.shape == made.shape and np.allclose(made, factors, rtol=1e-4):
+            return rope
+    raise CheckpointError(
+        f"{file} has {ROPE_FACTORS} of shape {factors.shape} that are not the llama3 factors of any original context up to "
+        f"{context} (low_freq_factor 1, high_freq_factor 4); such rotary scaling (longrope) is not supported"
+    )

@@ -1,0 +1,78 @@
+"""What generation returns: requests in vLLM's shape, columns for the plain functions, deltas for streams."""
+
+import dataclasses
+from typing import Literal
+
+from eagle_jax.metrics import AcceptanceMetrics, BatchMetrics, Timing
+
+FinishReason = Literal["stop", "length"]
+"""Ended by an end-of-sequence id, a stop id or a stop string; or by the budget or the context."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompletionOutput:
+    """The continuation of a prompt."""
+
+    index: int
+    """Always 0: there is one continuation a prompt."""
+    text: str | None
+    """None without a tokenizer, and with `detokenize=False`."""
+    token_ids: list[int]
+    """The token that ended the output included."""
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    """The stop id or stop string that ended the output; None for the model's end-of-sequence ids and for "length"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """A prompt and its continuation."""
+
+    request_id: str
+    """Number of the request in the life of its `LLM`."""
+    prompt: str | None
+    """The prompt as text, chats as their template renders them; None for token ids."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    """One entry."""
+    metrics: AcceptanceMetrics
+    finished: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationResult:
+    """Columns with one entry a prompt, in the order of the prompts."""
+
+    token_ids: list[list[int]]
+    """Output tokens, the one that ended the output included."""
+    texts: list[str | None]
+    """Output texts; None where there is no tokenizer."""
+    finish_reasons: list[FinishReason]
+    stop_reasons: list[int | str | None]
+    """See `CompletionOutput.stop_reason`."""
+    prompt_token_ids: list[list[int]]
+    metrics: BatchMetrics
+    """Of each row; `metrics.total` of all rows together; `metrics.timing` of the call."""
+
+    @property
+    def timing(self) -> Timing:
+        """What the call took."""
+        return self.metrics.timing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Delta:
+    """What was added to one output of a stream. The texts of its deltas concatenate to the output's text, the ids to its ids."""
+
+    index: int
+    """Place of the prompt in the call."""
+    text: str
+    """New text, whole characters only; always "" where there is no text."""
+    token_ids: list[int]
+    """New tokens. Text and ids that a stop string might still take back are held until that is decided."""
+    finish_reason: FinishReason | None = None
+    """Set in the last delta of an output."""
+    stop_reason: int | str | None = None
+    """See `CompletionOutput.stop_reason`; set in the last delta."""
+    metrics: AcceptanceMetrics | None = None
+    """Set in the last delta."""

@@ -1,0 +1,150 @@
+"""`SpeculativeConfig`: which draft head to use and what trees it grows, from the dictionary that vLLM users know."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.decoding.tree import TreeConfig
+
+METHODS = ("eagle3",)
+
+# Keys that vLLM users put here by mistake or from another version, and what to do instead.
+_ADVICE = {
+    "tensor_parallel_size": "use draft_tensor_parallel_size, or tensor_parallel_size of LLM for the target",
+    "max_model_len": "speculation is never switched off by length; set max_model_len of LLM to bound prompt and output",
+    "quantization": "give an unquantised head",
+    "code_revision": "no code is ever taken from a checkpoint",
+    "speculative_token_tree": 'use tree={"total_tokens": ..., "depth": ..., "top_k": ...}',
+    "disable_by_batch_size": "speculation is on for every batch size; use an LLM without speculative_config for large batches",
+    "draft_sample_method": "decoding is greedy, and so are the drafts",
+    "rejection_sample_method": "decoding is greedy: a draft is accepted exactly when it is the target's token",
+    "parallel_drafting": "heads that draft all tokens in one pass are not supported",
+    "prompt_lookup_max": "n-gram lookup is not supported; give an EAGLE-3 head as model",
+    "prompt_lookup_min": "n-gram lookup is not supported; give an EAGLE-3 head as model",
+}
+_ADVICE |= dict.fromkeys(
+    ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "n"),
+    "this is a matter of each request; set it in SamplingParams",
+)
+_ADVICE |= dict.fromkeys(
+    (
+        "dtype",
+        "tokenizer",
+        "trust_remote_code",
+        "gpu_memory_utilization",
+        "max_num_seqs",
+        "download_dir",
+        "enforce_eager",
+    ),
+    "the draft head shares this with the target; set it as a keyword of LLM",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """Which draft head to use and what trees it grows."""
+
+    model: str | Path
+    """Folder or repository of the draft head."""
+    tree: TreeConfig
+    """Shape of the draft trees; a chain has `top_k` 1."""
+    method: str | None = None
+    """"eagle3", or None to take what the checkpoint is."""
+    revision: str | None = None
+    """Branch, tag or commit of the head's repository."""
+    rope_theta: float | None = None
+    """Rotary base of the head, in place of the one in its config.json."""
+
+    @staticmethod
+    def from_dict(config: "Mapping[str, Any] | SpeculativeConfig") -> "SpeculativeConfig":
+        """Reads `speculative_config` as given to `LLM`.
+
+        Keys: `model` (required), exactly one of `num_speculative_tokens` (a chain of so many drafted tokens) and `tree`
+        (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; see `TreeConfig`), and `method`, `revision`,
+        `draft_tensor_parallel_size` (1), `rope_theta`. A key whose value is None counts as absent, as in vLLM.
+
+        Raises:
+          TypeError: `config` is no mapping.
+          ValueError: an unknown or misplaced key, a missing one, or a value that is not supported; the message says what to do.
+        """
+        if isinstance(config, SpeculativeConfig):
+            return config
+        if not isinstance(config, Mapping):
+            raise TypeError(f"speculative_config must be a dictionary, got {config!r}")
+        given = {key: value for key, value in config.items() if value is not None}
+        known = {
+            "method",
+            "model",
+            "num_speculative_tokens",
+            "tree",
+            "revision",
+            "draft_tensor_parallel_size",
+            "rope_theta",
+        }
+        for key in given:
+            if key in _ADVICE:
+                raise ValueError(f"speculative_config has the key {key!r}, which does not belong there: {_ADVICE[key]}")
+            if key not in known:
+                raise ValueError(
+                    f"speculative_config has the unknown key {key!r}; known keys are {', '.join(sorted(known))}"
+                )
+        method = given.get("method")
+        if method is not None and method not in METHODS:
+            raise ValueError(
+                f"speculative_config method {method!r} is not supported; supported are {', '.join(map(repr, METHODS))} "
+                "(leave method out to take what the checkpoint is)"
+            )
+        if "model" not in given:
+            raise ValueError("speculative_config lacks model: the folder or repository of the draft head")
+        model = given["model"]
+        if not isinstance(model, str | Path) or not str(model):
+            raise ValueError(f"speculative_config model must be a path or a repository, got {model!r}")
+        parallel = given.get("draft_tensor_parallel_size", 1)
+        if isinstance(parallel, bool) or parallel != 1:
+            raise ValueError(f"draft_tensor_parallel_size must be 1 so far, got {parallel!r}")
+        theta = given.get("rope_theta")
+        if theta is not None and (isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 1):
+            raise ValueError(f"speculative_config rope_theta must be a number greater than 1, got {theta!r}")
+        return SpeculativeConfig(
+            model=model,
+            tree=tree_config(given.get("num_speculative_tokens"), given.get("tree"), where="speculative_config"),
+            method=method,
+            revision=given.get("revision"),
+            rope_theta=theta,
+        )
+
+
+def tree_config(
+    num_speculative_tokens: int | None, tree: "TreeConfig | Mapping[str, int] | None", *, where: str
+) -> TreeConfig:
+    """The tree that exactly one of two arguments describes.
+
+    Args:
+      num_speculative_tokens: length of a chain.
+      tree: a dynamic tree, as `TreeConfig` or as a mapping of its three fields.
+      where: who asks, for the messages.
+
+    Raises:
+      ValueError: none or both are given, or a tree that cannot be.
+    """
+    if num_speculative_tokens is not None and tree is not None:
+        raise ValueError(
+            f"{where} has both num_speculative_tokens (a chain) and tree (a dynamic tree); give one of them"
+        )
+    if num_speculative_tokens is not None:
+        return TreeConfig.chain(num_speculative_tokens)
+    if tree is None:
+        raise ValueError(
+            f"{where} lacks num_speculative_tokens, the number of tokens drafted in a round (3 to 6 is usual), or tree instead"
+        )
+    if isinstance(tree, TreeConfig):
+        return tree
+    names = [field.name for field in dataclasses.fields(TreeConfig)]
+    if not isinstance(tree, Mapping):
+        raise ValueError(f"tree must be a mapping with {', '.join(names)}, got {tree!r}")
+    if unknown := [key for key in tree if key not in names]:
+        raise ValueError(f"tree has unknown keys {unknown}; it has {', '.join(names)}")
+    if missing := [name for name in names if name not in tree]:
+        raise ValueError(f"tree lacks {', '.join(missing)}")
+    return TreeConfig(**tree)

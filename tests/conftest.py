@@ -1,0 +1,22 @@
+"""The environment of every test, set before anything imports JAX; subprocesses of tests inherit it."""
+
+import os
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+# Tests of sharding use 8 devices; the others see the first of them.
+_flags = os.environ.get("XLA_FLAGS", "").split()
+_flags = [flag for flag in _flags if not flag.startswith("--xla_force_host_platform_device_count")]
+os.environ["XLA_FLAGS"] = " ".join([*_flags, "--xla_force_host_platform_device_count=8"])
+# Nothing is fetched from the model hub, and no test depends on whether it can be reached.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Compiling is most of the time that tests take, so programs are kept for the next run and shared by the workers of this one. The
+# bound on their size makes JAX lock the folder, which several writers need.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "compiled")
+)
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 10**9)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"

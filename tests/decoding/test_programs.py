@@ -1,0 +1,167 @@
+"""Properties of the compiled programs themselves: no transfers, no constants, no arrays that grow where they should not."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.drive import make_plan, prefill_slots, prompt_chunks
+from support.tiny import abstract_state, draft_config, llama_config, random_head, random_llama
+
+from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
+from eagle_jax.decoding.tree import TreeConfig, ancestor_mask
+from eagle_jax.decoding.verify import verify
+from eagle_jax.models import Eagle3Head, Llama
+
+TREE = TreeConfig(total_tokens=10, depth=2, top_k=3)
+TINY = llama_config(num_hidden_layers=2)
+
+
+def abstract_round(tree: TreeConfig | None, *, max_length: int = 64, target: Any = TINY, slots: int = 2) -> tuple[Any, ...]:
+    """Plan and arguments of `decode` as shapes."""
+    target_def, target_state = abstract_state(Llama, target, jnp.float32)
+    head_def, head_state = (None, None)
+    if tree is not None:
+        head_def, head_state = abstract_state(Eagle3Head, draft_config(target), jnp.float32)
+    plan = Plan(
+        target_def=target_def, head_def=head_def, tree=tree, slots=slots, max_length=max_length, prefill_chunk=16
+    )
+    weights = Weights(target_state, head_state)
+    state = jax.eval_shape(init_state, plan, weights)
+    return plan, weights, state, np.ones((slots,), bool), np.int32(9), np.bool_(False)
+
+
+def subjaxprs(jaxpr: Any) -> Iterator[Any]:
+    """A closed jaxpr and all that its equations hold."""
+    yield jaxpr
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    for equation in inner.eqns:
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                yield from subjaxprs(value)
+
+
+def primitives(jaxpr: Any) -> set[str]:
+    return {e.primitive.name for j in subjaxprs(jaxpr) for e in getattr(j, "jaxpr", j).eqns}
+
+
+def constant_bytes(jaxpr: Any) -> int:
+    """Bytes of all constants, each counted once, literals included."""
+    found: dict[int, int] = {}
+    for closed in subjaxprs(jaxpr):
+        for value in getattr(closed, "consts", ()):
+            found[id(value)] = getattr(value, "nbytes", 0)
+        for equation in getattr(closed, "jaxpr", closed).eqns:
+            for operand in equation.invars:
+                value = getattr(operand, "val", None)
+                found[id(value)] = getattr(value, "nbytes", 0)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("tree", [None, TREE], ids=["plain", "tree"])
+def test_weights_are_arguments_and_nothing_leaves_the_device(tree: TreeConfig | None) -> None:
+    wide = dataclasses.replace(TINY, hidden_size=256, intermediate_size=512)
+    plan, *arguments = abstract_round(tree, target=wide)
+    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arguments[0])) > 2**21
+    traced = jax.make_jaxpr(decode, static_argnums=0)(plan, *arguments)
+    names = primitives(traced)
+    assert {"while", "dot_general"} <= names
+    assert not {n for n in names if "callback" in n or n in ("infeed", "outfeed", "device_put")}
+    assert constant_bytes(traced) < 2**20
+    chunk = next(prompt_chunks(plan, 0, [0], 2))
+    assert constant_bytes(jax.make_jaxpr(prefill, static_argnums=0)(plan, *arguments[:2], chunk)) < 2**20
+
+
+def test_the_search_for_constants_and_callbacks_finds_them() -> None:
+    table = jnp.ones((1024, 1024))
+
+    @jax.jit
+    def inner(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda _: None, x)
+        return x @ table
+
+    traced = jax.make_jaxpr(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: inner(y), x))(jnp.ones((1, 1024)))
+    assert constant_bytes(traced) >= 2**22
+    assert any("callback" in name for name in primitives(traced))
+
+
+def test_a_dispatch_runs_without_a_transfer() -> None:
+    plan, weights = make_plan(
+        random_llama(TINY, 0), random_head(draft_config(TINY), 1), TREE, slots=2, max_length=64, prefill_chunk=16
+    )
+    state = prefill_slots(plan, weights, [[1, 2, 3], [4]], [40, 40])
+    arguments = jax.device_put((np.ones((2,), bool), np.int32(1000), np.bool_(False)))
+    program = decode.lower(plan, weights, state, *arguments).compile()
+    with jax.transfer_guard("disallow"):
+        state, report = jax.block_until_ready(program(weights, state, *arguments))
+    assert report.lengths.tolist() == [39, 39]
+    assert (report.rounds < 38).any(), "several tokens a round, several rounds a dispatch"
+    assert "custom-call" not in "".join(line for line in program.as_text().splitlines() if "callback" in line)
+    # The state is consumed: its buffers are reused, not copied.
+    memory = program.memory_analysis()
+    cache = sum(x.nbytes for x in jax.tree.leaves((state.target_cache, state.draft.cache)))
+    assert memory.alias_size_in_bytes >= cache
+
+
+def test_no_state_grows_with_the_context_times_the_tree() -> None:
+    def sizes(max_length: int, nodes: int) -> list[int]:
+        tree = TreeConfig(total_tokens=nodes, depth=4, top_k=8)
+        _, _, state, *_ = abstract_round(tree, max_length=max_length)
+        return [x.size for x in jax.tree.leaves(state)]
+
+    for few, many in zip(sizes(64, 5), sizes(64, 60), strict=True):
+        assert few == many, "the tree lives in a round, not in the state"
+    short, long = sum(sizes(1024, 60)), sum(sizes(4096, 60))
+    assert long < 4.1 * short
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_masks_do_not_grow_with_the_context_times_the_tree(heads: int) -> None:
+    """The scores of one layer are all that a verification may hold of size nodes x context.
+
+    Temporaries of a verification at four sizes: their mixed difference is what grows with the product. Scores and weights are
+    float32 for each query head (XLA keeps at most two of them alive); a mask over the context would add a byte or more whatever
+    the number of heads, so one head shows it best.
+    """
+    target = llama_config(num_hidden_layers=1, num_attention_heads=heads, num_key_value_heads=1)
+    target_def, target_state = abstract_state(Llama, target, jnp.float32)
+    plan = Plan(target_def=target_def, head_def=None, tree=None, slots=1, max_length=64, prefill_chunk=16)
+
+    def temporaries(context: int, nodes: int) -> int:
+        longer = dataclasses.replace(plan, max_length=context - 64)
+        state = jax.eval_shape(init_state, longer, Weights(target_state, None))
+        assert state.tokens.shape[1] == context
+        tree_shape = jax.ShapeDtypeStruct((1, nodes), jnp.int32)
+
+        def run(weights: Any, state: Any, tokens: Any, parents: Any, depths: Any) -> Any:
+            from eagle_jax.decoding.tree import DraftTree
+
+            module, _ = plan.modules(weights)
+            tree = DraftTree(tokens, parents, depths, depths.astype(jnp.float32))
+            return verify(module, state, tree, 5, ()).choices
+
+        compiled = jax.jit(run).lower(Weights(target_state, None), state, tree_shape, tree_shape, tree_shape).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    sizes = {(s, n): temporaries(s, n) for s in (1024, 4096) for n in (16, 64)}
+    mixed = sizes[4096, 64] - sizes[4096, 16] - sizes[1024, 64] + sizes[1024, 16]
+    cells = mixed / ((4096 - 1024) * (64 - 16))
+    print(f"{heads} heads: {cells:.2f} bytes for each node and row of the context; {sizes}")
+    assert cells <= 4 * 2 * heads + 0.5
+
+
+def test_the_ancestor_mask_is_derived_from_parents() -> None:
+    rng = np.random.default_rng(0)
+    parents = np.stack([[-1, *(rng.integers(0, i) for i in range(1, 12))] for _ in range(4)])
+    mask = np.asarray(ancestor_mask(jnp.asarray(parents, jnp.int32), 11))
+    for b in range(4):
+        for node in range(12):
+            path = {node}
+            while parents[b, node] >= 0:
+                node = int(parents[b, node])
+                path.add(node)
+            start = max(path)
+            assert set(np.flatnonzero(mask[b, start])) == path

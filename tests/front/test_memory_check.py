@@ -1,0 +1,142 @@
+"""What does not fit into memory is refused before it is compiled, with the length that would fit."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from pairs import tiny_pair
+
+from eagle_jax import LLM, InsufficientMemoryError, TreeConfig, generate
+from eagle_jax.decoding.engine import Engine
+from eagle_jax.decoding.loop import init_state
+from eagle_jax.front import memory, runner
+from eagle_jax.front.limits import capacity_bucket, context_length, slot_bucket, stop_id_bucket
+from eagle_jax.front.memory import Footprint, available_bytes
+from eagle_jax.models import LlamaConfig, RopeConfig
+
+TREE = TreeConfig(total_tokens=8, depth=2, top_k=3)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return tiny_pair(vocab_size=10, max_position_embeddings=8192)
+
+
+def footprint(models, slots=2, **changes):
+    target, draft = models
+    settings = {
+        "target": target.config,
+        "draft": draft.config,
+        "tree": TREE,
+        "target_dtype": np.dtype("float32"),
+        "draft_dtype": np.dtype("float32"),
+        "slots": slots,
+        "prefill_chunk": 64,
+        "copies_caches": False,
+    }
+    return Footprint(**(settings | changes))
+
+
+def limit(monkeypatch, size):
+    monkeypatch.setattr(memory, "available_bytes", lambda device: size)
+
+
+def test_cache_is_what_the_state_takes(models):
+    target, draft = models
+    engine = Engine(target.model, draft.head, tree=TREE, slots=2, max_length=4096, prefill_chunk=64)
+    state = jax.eval_shape(init_state, engine.plan, engine._weights)
+    actual = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    assert footprint(models).cache_bytes(4096) == pytest.approx(actual, rel=0.01)
+
+
+def test_longest_length_is_the_last_that_fits(models):
+    needs = footprint(models)
+    available = needs.total(3000)
+    longest = needs.largest_max_length(available, 8192)
+    assert needs.total(longest) <= available < needs.total(longest + 1)
+    assert longest >= 3000
+    assert needs.largest_max_length(10**18, 8192) == 8192
+    assert needs.largest_max_length(10, 8192) == 0
+
+
+def test_copies_of_the_caches_count(models):
+    once, twice = footprint(models, slots=64), footprint(models, slots=64, copies_caches=True)
+    assert twice.total(8192) >= 2 * twice.cache_bytes(8192) > once.total(8192)
+
+
+def test_call_that_does_not_fit_names_the_length_that_does(models, monkeypatch):
+    target, _ = models
+    needs = footprint(models, slots=1, draft=None, tree=None, draft_dtype=None, copies_caches=True)
+    limit(monkeypatch, needs.total(3000))
+    compiled = []
+    monkeypatch.setattr(runner, "TimedEngine", lambda *args, **options: compiled.append(options))
+    with pytest.raises(MemoryError, match="the largest max_model_len that fits with 1 slots is") as error:
+        generate(target, [[1] * 5000], max_new_tokens=1)
+    assert compiled == []
+    longest = int(re.search(r"slots is (\d+)", str(error.value))[1])
+    assert longest == needs.largest_max_length(needs.total(3000), 8192)
+    with pytest.raises(InsufficientMemoryError, match="fits with 8 slots is"):
+        generate(target, [[1] * 5000] * 8, max_new_tokens=1)
+    limit(monkeypatch, 10)
+    with pytest.raises(InsufficientMemoryError, match="no max_model_len fits with 1 slots"):
+        generate(target, [[1]], max_new_tokens=1)
+
+
+def test_limits_given_to_llm_are_checked_when_it_is_made(models, monkeypatch):
+    target, _ = models
+    needs = footprint(models, slots=4, draft=None, tree=None, draft_dtype=None, copies_caches=True)
+    limit(monkeypatch, needs.total(2048))
+    LLM(target)
+    LLM(target, max_model_len=2048, max_num_seqs=4)
+    with pytest.raises(InsufficientMemoryError, match="the largest max_model_len that fits with 4 slots is"):
+        LLM(target, max_model_len=8192, max_num_seqs=4)
+
+
+def test_available_memory_of_devices():
+    class Device:
+        platform = "gpu"
+
+        def __init__(self, stats):
+            self.stats = stats
+
+        def memory_stats(self):
+            return self.stats
+
+    assert available_bytes(Device({"bytes_limit": 100, "bytes_in_use": 30})) == 70
+    assert available_bytes(Device({"bytes_limit": 100})) == 100
+    assert available_bytes(Device(None)) is None
+    assert available_bytes(Device({})) is None
+    host = available_bytes(jax.devices("cpu")[0])
+    assert host is None or host > 10**6
+
+
+def test_container_limit(tmp_path):
+    assert memory._available_in_container(tmp_path) == []
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._available_in_container(tmp_path) == []
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 50\ninactive_file 150\n")
+    assert memory._available_in_container(tmp_path) == [500]
+
+
+def test_buckets():
+    assert [capacity_bucket(n, 1000) for n in (1, 256, 257, 512, 513, 1000)] == [256, 256, 512, 512, 1000, 1000]
+    assert [capacity_bucket(n, 100) for n in (1, 100)] == [100, 100]
+    assert [slot_bucket(n, 6) for n in (1, 2, 3, 4, 5, 6, 100)] == [1, 2, 4, 4, 6, 6, 6]
+    assert [stop_id_bucket(n) for n in (0, 8, 9, 17)] == [8, 8, 16, 32]
+
+
+def test_context_follows_rotary_scaling():
+    def context(**rope):
+        settings = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), 8)
+        heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
+        return context_length(LlamaConfig(**settings, **heads, max_position_embeddings=100, rope=RopeConfig(**rope)))
+
+    assert context() == 100
+    assert context(rope_type="llama3", factor=8.0, original_max_position_embeddings=50) == 100
+    assert context(rope_type="linear", factor=2.0) == 200
+    assert context(rope_type="dynamic", factor=4.0, original_max_position_embeddings=100) == 400
+    assert context(rope_type="yarn", factor=4.0, original_max_position_embeddings=100) == 400
+    assert context(rope_type="yarn", factor=2.0, original_max_position_embeddings=50) == 100

@@ -1,0 +1,73 @@
+"""The number of compiled programs is the one that `eagle_jax.generation` states."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+from pairs import tiny_pair
+
+from eagle_jax import LLM, SamplingParams, generate, speculative_generate
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def counting():
+    """Counts what XLA compiles, stray operations of the host included."""
+    names = []
+
+    def listen(event, duration, **details):
+        if event == COMPILED:
+            names.append(details.get("fun_name", "?"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """A target that no other test uses, so that none of its programs is compiled yet."""
+    return tiny_pair(vocab_size=9, max_position_embeddings=600)
+
+
+def test_prompt_lengths_and_budgets_share_programs(fresh):
+    target, draft = fresh
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 9, 3 * length).tolist() for length in range(1, 31)]
+    with counting() as names:
+        for prompt in prompts:
+            for budget in (1, 3, 8, 9, 20):
+                generate(target, [prompt], max_new_tokens=budget, stop_token_ids=[budget % 9])
+    assert len(names) == 3, names
+    with counting() as names:
+        for prompt in prompts:
+            speculative_generate(target, draft, [prompt], max_new_tokens=7, num_speculative_tokens=1)
+    assert len(names) == 3, names
+    with counting() as names:
+        speculative_generate(target, draft, [prompts[3]], max_new_tokens=7, num_speculative_tokens=1)
+        generate(target, [prompts[5]], max_new_tokens=9, ignore_eos=True)
+    assert names == []
+
+
+def test_next_capacity_is_compiled_once_and_warmup_compiles_ahead(fresh):
+    llm = LLM(fresh[0])
+    with counting() as names:
+        seconds = llm.warmup(num_tokens=300)
+        assert llm.warmup(num_tokens=301) < seconds / 10
+    assert len(names) == 3, names
+    with counting() as names:
+        outputs = llm.generate([[1] * 290], SamplingParams(max_tokens=12), use_tqdm=False)
+    assert names == []
+    assert len(outputs[0].outputs[0].token_ids) == 12
+
+
+def test_weights_are_arguments_of_the_programs(fresh):
+    other = tiny_pair(vocab_size=9, max_position_embeddings=600)
+    with counting() as names:
+        generate(other[0], [[1, 2, 3]], max_new_tokens=5)
+    # Making the modules of `other` compiles their initialisers; decoding with them compiles nothing.
+    assert not {"init_state", "prefill", "decode"} & {str(name) for name in names}, names

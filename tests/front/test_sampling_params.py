@@ -1,0 +1,66 @@
+"""`SamplingParams` accepts what greedy decoding can honour, and says why it refuses the rest."""
+
+import dataclasses
+
+import pytest
+
+from eagle_jax import SamplingParams
+
+
+def test_defaults_are_greedy():
+    params = SamplingParams()
+    assert (params.temperature, params.max_tokens, params.stop_strings, params.stop_token_ids) == (0.0, 16, (), ())
+
+
+def test_values_without_effect_at_temperature_zero_are_accepted():
+    SamplingParams(temperature=0, seed=7, top_k=50, top_p=0.9, min_p=0.1, n=1, repetition_penalty=1, logit_bias={})
+
+
+def test_stops_are_kept_as_tuples_and_params_can_be_compared():
+    params = SamplingParams(stop="a", stop_token_ids=[1, 2])
+    assert (params.stop_strings, params.stop_token_ids) == (("a",), (1, 2))
+    assert params == SamplingParams(stop=["a"], stop_token_ids=(1, 2))
+    assert hash(params) == hash(SamplingParams(stop=["a"], stop_token_ids=(1, 2)))
+    assert dataclasses.replace(params, max_tokens=3).stop_strings == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"temperature": 0.5}, ValueError, "temperature must be 0, got 0.5: only greedy decoding"),
+        ({"temperature": -1}, ValueError, "temperature must be a finite number of at least 0, got -1"),
+        ({"temperature": float("nan")}, ValueError, "temperature must be a finite number of at least 0, got nan"),
+        ({"temperature": float("inf")}, ValueError, "temperature must be a finite number"),
+        ({"temperature": "0"}, TypeError, "temperature must be a number, got '0'"),
+        ({"top_p": 0}, ValueError, r"top_p must be in \(0, 1\], got 0"),
+        ({"top_p": 1.1}, ValueError, "top_p must be in"),
+        ({"top_p": float("nan")}, ValueError, "top_p must be in"),
+        ({"min_p": -0.1}, ValueError, r"min_p must be in \[0, 1\], got -0.1"),
+        ({"top_k": -2}, ValueError, "top_k must be 0 or -1 .* got -2"),
+        ({"top_k": 1.5}, TypeError, "top_k must be an integer, got 1.5"),
+        ({"seed": "x"}, TypeError, "seed must be an integer, got 'x'"),
+        ({"max_tokens": -1}, ValueError, "max_tokens must be at least 0, got -1"),
+        ({"max_tokens": 1.0}, TypeError, "max_tokens must be an integer, got 1.0"),
+        ({"stop": ["a", ""]}, ValueError, "stop has an empty string"),
+        ({"stop": [3]}, TypeError, "stop must be a string or strings, got 3"),
+        ({"stop": "a", "detokenize": False}, ValueError, "needs the text, so detokenize must be True"),
+        ({"stop_token_ids": [-1]}, ValueError, "stop_token_ids must be ids of at least 0, got -1"),
+        ({"stop_token_ids": ["a"]}, TypeError, "stop_token_ids must be an integer, got 'a'"),
+        ({"ignore_eos": 1}, TypeError, "ignore_eos must be True or False, got 1"),
+        ({"n": 2}, ValueError, "n must be 1, got 2"),
+        ({"presence_penalty": 0.1}, ValueError, "presence_penalty must be 0.0, got 0.1"),
+        ({"frequency_penalty": 0.1}, ValueError, "frequency_penalty must be"),
+        ({"repetition_penalty": 1.1}, ValueError, "repetition_penalty must be 1.0, got 1.1"),
+        ({"min_tokens": 1}, ValueError, "min_tokens must be 0, got 1"),
+        ({"logprobs": 0}, ValueError, "logprobs must be None, got 0"),
+        ({"prompt_logprobs": 1}, ValueError, "prompt_logprobs must be None"),
+        ({"logit_bias": {3: 1.0}}, ValueError, "logit_bias must be None"),
+        ({"bad_words": ["a"]}, ValueError, "bad_words must be None"),
+        ({"allowed_token_ids": [1]}, ValueError, "allowed_token_ids must be None"),
+        ({"best_of": 2}, ValueError, "best_of must be None, got 2"),
+        ({"max_token": 3}, TypeError, "max_token"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        SamplingParams(**options)

@@ -1,0 +1,173 @@
+"""Logits and hidden states of our Llama against transformers' over the space of configurations."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import nnx
+
+from eagle_jax.loading import load_target
+from eagle_jax.models import Llama, RopeConfig
+
+LENGTH = 300
+BASE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+# Settings on top of BASE; "rope" is the block of rotary settings, written in the layout of transformers 4 or 5.
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "theta, kv heads 4, head_dim 24": {"rope_theta": 1e6, "num_key_value_heads": 4, "head_dim": 24},
+    "linear under type, kv heads 1, tied": {
+        "rope": {"rope_type": "linear", "factor": 4.0}, "num_key_value_heads": 1, "tie_word_embeddings": True,
+    },
+    "dynamic": {"rope": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 64},
+    "llama3, factor 8": {"rope": {"rope_type": "llama3", "factor": 8.0, **BANDS}, "rope_theta": 500000.0},
+    "llama3 under type, factor 32, all biases": {
+        "rope": {"rope_type": "llama3", "factor": 32.0, **BANDS}, "rope_theta": 500000.0,
+        "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2,
+    },
+    "yarn, attention_factor": {"rope": {**YARN, "attention_factor": 0.8, "beta_fast": 16.0, "beta_slow": 2.0}},
+    "yarn, mscale": {"rope": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.6}},
+    "yarn, not truncated": {"rope": {**YARN, "truncate": False}},
+}
+
+
+def reference(folder: Path, case: str, layout: int) -> transformers.LlamaForCausalLM:
+    """Writes a random model into the folder, its config.json in the layout of transformers 4 or 5, and returns it."""
+    settings = BASE | CASES[case]
+    rope, theta = settings.pop("rope", {}), settings.pop("rope_theta", 10000.0)
+    torch.manual_seed(sum(map(ord, case)))
+    config = transformers.LlamaConfig(**settings, rope_parameters={"rope_type": "default", "rope_theta": theta} | rope)
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Large enough that attention is not flat and rotary phases matter; norms and biases are not trivial either.
+            if parameter.ndim == 2:
+                parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
+            else:
+                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.3)
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    written = json.loads(path.read_text())
+    assert "rope_parameters" in written
+    if layout == 4:
+        old = {k: v for k, v in written.pop("rope_parameters").items() if k != "rope_theta"}
+        if "type" in case:  # the older of its two names
+            old["type"] = old.pop("rope_type")
+        written["rope_scaling"] = None if old == {"rope_type": "default"} else old
+        written["rope_theta"] = theta
+        written["torch_dtype"] = written.pop("dtype")
+        path.write_text(json.dumps(written))
+    return model
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def forward(graph: Any, weights: Any, tokens: Any, cache: Any, length: Any, prompt_length: Any) -> tuple[Any, ...]:
+    """Logits and captured hidden states of T tokens, and the cache with their rows."""
+    model: Llama = nnx.merge(graph, weights)
+    lengths = length[None]
+    out = model(
+        tokens[None],
+        length + jnp.arange(tokens.shape[0])[None],
+        cache,
+        lengths,
+        capture_layers=tuple(range(model.config.num_hidden_layers + 1)),
+        prompt_lengths=prompt_length[None],
+    )
+    return model.logits(out.hidden)[0], out.features[0], cache.write(out.rows, lengths)
+
+
+def run(model: Llama, tokens: np.ndarray, sizes: list[int], prompt_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and features of all tokens, run in chunks of the given sizes behind one another."""
+    graph, weights = nnx.split(model)
+    cache, start, parts = model.empty_cache(1, LENGTH), 0, []
+    for size in sizes:
+        chunk = jnp.asarray(tokens[start : start + size], jnp.int32)
+        *out, cache = forward(graph, weights, chunk, cache, jnp.int32(start), jnp.int32(prompt_length))
+        parts.append([np.asarray(x) for x in out])
+        start += size
+    assert start == len(tokens)
+    return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+
+
+def assert_equal(ours: tuple[np.ndarray, np.ndarray], logits: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
+    np.testing.assert_allclose(ours[0], logits.numpy(), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(ours[1], torch.cat(states, dim=-1).numpy(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_forward(case: str, tmp_path: Path) -> None:
+    layout = 4 if "type" in case or case == "dynamic" else 5
+    hf = reference(tmp_path, case, layout)
+    model = load_target(tmp_path, dtype="float32").model
+    tokens = np.random.default_rng(0).integers(0, 61, LENGTH)
+    with torch.no_grad():
+        out = hf(torch.tensor(tokens)[None], output_hidden_states=True)
+    assert len(out.hidden_states) == 3
+    assert out.logits.std() > 0.5, "a flat model proves nothing"
+    ours = run(model, tokens, [LENGTH], LENGTH)
+    assert_equal(ours, out.logits[0], tuple(s[0] for s in out.hidden_states))
+    if "rope" in CASES[case] or "rope_theta" in CASES[case]:
+        # The settings matter here: the same weights with the default ones speak differently.
+        settings = {k: v for k, v in (BASE | CASES[case]).items() if k not in ("rope", "rope_theta")}
+        plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
+        plain.load_state_dict(hf.state_dict())
+        with torch.no_grad():
+            difference = (plain(torch.tensor(tokens)[None]).logits - out.logits).abs().max()
+        assert difference > 0.1
+
+
+@pytest.mark.parametrize("case", ["linear under type, kv heads 1, tied", "llama3, factor 8"])
+def test_chunks_and_single_tokens_behind_a_cache(case: str, tmp_path: Path) -> None:
+    hf = reference(tmp_path, case, 5)
+    model = load_target(tmp_path, dtype="float32").model
+    tokens = np.random.default_rng(1).integers(0, 61, 270)
+    with torch.no_grad():
+        out = hf(torch.tensor(tokens)[None], output_hidden_states=True)
+    ours = run(model, tokens, [64] * 4 + [1] * 14, 256)
+    assert_equal(ours, out.logits[0], tuple(s[0] for s in out.hidden_states))
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+def test_dynamic_scaling_follows_the_growing_sequence(tmp_path: Path) -> None:
+    """As in transformers' `generate`: the prompt at its own length, each later token at the length it makes."""
+    hf = reference(tmp_path, "dynamic", 4)
+    model = load_target(tmp_path, dtype="float32").model
+    rng = np.random.default_rng(2)
+    for prompt, total in ((128, 148), (64, 70)):
+        tokens = rng.integers(0, 61, total)
+        hf.model.rotary_emb.__init__(hf.config)  # it remembers the longest sequence that it saw
+        cache, logits = transformers.DynamicCache(), []
+        with torch.no_grad():
+            for start, end in [(0, prompt), *((i, i + 1) for i in range(prompt, total))]:
+                out = hf(torch.tensor(tokens[None, start:end]), past_key_values=cache, use_cache=True)
+                logits.append(out.logits[0])
+        ours, _ = run(model, tokens, [64] * (prompt // 64) + [1] * (total - prompt), prompt)
+        np.testing.assert_allclose(ours, torch.cat(logits).numpy(), atol=1e-4, rtol=0)
+
+
+def test_tree_nodes_get_the_phases_of_plain_decoding() -> None:
+    """Dynamic scaling depends on the position of a node, not on how many nodes are run with it."""
+    rope = RopeConfig(rope_type="dynamic", factor=2.0, original_max_position_embeddings=16)
+    alone = [rope.phases(jnp.array([[p]]), 8, jnp.array([20])) for p in (20, 21, 25)]
+    together = rope.phases(jnp.array([[20, 21, 25, 21]]), 8, jnp.array([20]))
+    for i in range(2):
+        np.testing.assert_array_equal(together[i][0, :3], np.concatenate([a[i][0] for a in alone]))
+        np.testing.assert_array_equal(together[i][0, 3], together[i][0, 1])

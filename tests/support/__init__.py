@@ -1,0 +1,1 @@
+"""What tests share: independent float64 models, tiny models, golden traces, oracle drafters, and the near-tie rule."""
