@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eagle_jax.decoding.tree import StaticTree as StaticTree
     from eagle_jax.decoding.tree import TreeConfig as TreeConfig
     from eagle_jax.front.memory import InsufficientMemoryError as InsufficientMemoryError
     from eagle_jax.generation import generate as generate
@@ -41,6 +42,7 @@ _HOME = {
     "RequestOutput": "eagle_jax.outputs",
     "SamplingParams": "eagle_jax.sampling",
     "SpeculativeConfig": "eagle_jax.speculative_config",
+    "StaticTree": "eagle_jax.decoding.tree",
     "Target": "eagle_jax.loading",
     "TreeConfig": "eagle_jax.decoding.tree",
     "generate": "eagle_jax.generation",

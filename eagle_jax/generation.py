@@ -11,18 +11,17 @@ Prompts, their lengths, budgets, stop ids, stop strings and the weights themselv
 the last two such combinations are kept beside the target and used again by the next call with one of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, ROUNDS_PER_DISPATCH, Runner
 from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import BatchMetrics
 from eagle_jax.outputs import Delta, GenerationResult
 from eagle_jax.sampling import SamplingParams
-from eagle_jax.speculative_config import tree_config
+from eagle_jax.speculative_config import TreeArgument, tree_config
 
 
 def generate(
@@ -97,7 +96,7 @@ def speculative_generate(
     *,
     max_new_tokens: int,
     num_speculative_tokens: int | None = None,
-    tree: TreeConfig | Mapping[str, int] | None = None,
+    tree: TreeArgument | None = None,
     temperature: float = 0.0,
     seed: int | None = None,
     stop: str | Sequence[str] | None = None,
@@ -119,7 +118,8 @@ def speculative_generate(
       prompts: as in `generate`, like everything not named here.
       max_new_tokens: most tokens of an output.
       num_speculative_tokens: draft a chain of so many tokens a round. Exactly one of this and `tree` must be given.
-      tree: draft a dynamic tree, `{"total_tokens": 60, "depth": 7, "top_k": 10}` or a `TreeConfig`, which explains the numbers.
+      tree: draft a dynamic tree, `{"total_tokens": 60, "depth": 7, "top_k": 10}` or a `TreeConfig`, which explains the numbers;
+        or a static tree, by its paths, its name, or as a `StaticTree`.
 
     Raises:
       ValueError: as `generate`; none or both of `num_speculative_tokens` and `tree`; a draft made for another target.
@@ -150,7 +150,7 @@ def stream_generate(
     params: SamplingParams,
     *,
     num_speculative_tokens: int | None = None,
-    tree: TreeConfig | Mapping[str, int] | None = None,
+    tree: TreeArgument | None = None,
     chat: bool = False,
     max_model_len: int | None = None,
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,

@@ -94,6 +94,7 @@ class SamplingParams:
                 raise ValueError(
                     f"{name} must be {neutral[0]!r}, got {value!r}: only plain greedy decoding is supported so far"
                 )
+            object.__setattr__(self, name, neutral[0])
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")

@@ -1,13 +1,17 @@
 """`SpeculativeConfig`: which draft head to use and what trees it grows, from the dictionary that vLLM users know."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.decoding.tree import NAMED_TREES, StaticTree, TreeConfig
 
-METHODS = ("eagle3",)
+METHODS = ("eagle", "eagle3")
+
+Tree = TreeConfig | StaticTree
+TreeArgument = Tree | Mapping[str, int] | str | Sequence[Sequence[int]]
+"""A tree as callers may give it: see `tree_config`."""
 
 # Keys that vLLM users put here by mistake or from another version, and what to do instead.
 _ADVICE = {
@@ -15,13 +19,13 @@ _ADVICE = {
     "max_model_len": "speculation is never switched off by length; set max_model_len of LLM to bound prompt and output",
     "quantization": "give an unquantised head",
     "code_revision": "no code is ever taken from a checkpoint",
-    "speculative_token_tree": 'use tree={"total_tokens": ..., "depth": ..., "top_k": ...}',
+    "speculative_token_tree": "give it as tree",
     "disable_by_batch_size": "speculation is on for every batch size; use an LLM without speculative_config for large batches",
     "draft_sample_method": "decoding is greedy, and so are the drafts",
     "rejection_sample_method": "decoding is greedy: a draft is accepted exactly when it is the target's token",
     "parallel_drafting": "heads that draft all tokens in one pass are not supported",
-    "prompt_lookup_max": "n-gram lookup is not supported; give an EAGLE-3 head as model",
-    "prompt_lookup_min": "n-gram lookup is not supported; give an EAGLE-3 head as model",
+    "prompt_lookup_max": "n-gram lookup is not supported; give an EAGLE head as model",
+    "prompt_lookup_min": "n-gram lookup is not supported; give an EAGLE head as model",
 }
 _ADVICE |= dict.fromkeys(
     ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "n"),
@@ -47,10 +51,10 @@ class SpeculativeConfig:
 
     model: str | Path
     """Folder or repository of the draft head."""
-    tree: TreeConfig
-    """Shape of the draft trees; a chain has `top_k` 1."""
+    tree: Tree
+    """Shape of the draft trees; a chain is a `TreeConfig` with `top_k` 1."""
     method: str | None = None
-    """"eagle3", or None to take what the checkpoint is."""
+    """"eagle" (EAGLE-1 and -2), "eagle3", or None to take what the checkpoint is."""
     revision: str | None = None
     """Branch, tag or commit of the head's repository."""
     rope_theta: float | None = None
@@ -61,7 +65,7 @@ class SpeculativeConfig:
         """Reads `speculative_config` as given to `LLM`.
 
         Keys: `model` (required), exactly one of `num_speculative_tokens` (a chain of so many drafted tokens) and `tree`
-        (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; see `TreeConfig`), and `method`, `revision`,
+        (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; for others see `tree_config`), and `method`, `revision`,
         `draft_tensor_parallel_size` (1), `rope_theta`. A key whose value is None counts as absent, as in vLLM.
 
         Raises:
@@ -115,34 +119,37 @@ class SpeculativeConfig:
         )
 
 
-def tree_config(
-    num_speculative_tokens: int | None, tree: "TreeConfig | Mapping[str, int] | None", *, where: str
-) -> TreeConfig:
+def tree_config(num_speculative_tokens: int | None, tree: TreeArgument | None, *, where: str) -> Tree:
     """The tree that exactly one of two arguments describes.
 
     Args:
       num_speculative_tokens: length of a chain.
-      tree: a dynamic tree, as `TreeConfig` or as a mapping of its three fields.
+      tree: a dynamic tree, as `TreeConfig` or as a mapping of its three fields; or a static tree, as `StaticTree`, as a list of
+        paths, or by a name in `NAMED_TREES`.
       where: who asks, for the messages.
 
     Raises:
       ValueError: none or both are given, or a tree that cannot be.
     """
     if num_speculative_tokens is not None and tree is not None:
-        raise ValueError(
-            f"{where} has both num_speculative_tokens (a chain) and tree (a dynamic tree); give one of them"
-        )
+        raise ValueError(f"{where} has both num_speculative_tokens (a chain) and tree; give one of them")
     if num_speculative_tokens is not None:
         return TreeConfig.chain(num_speculative_tokens)
     if tree is None:
         raise ValueError(
             f"{where} lacks num_speculative_tokens, the number of tokens drafted in a round (3 to 6 is usual), or tree instead"
         )
-    if isinstance(tree, TreeConfig):
+    if isinstance(tree, TreeConfig | StaticTree):
         return tree
+    if isinstance(tree, str):
+        if tree not in NAMED_TREES:
+            raise ValueError(f"tree {tree!r} is not known; known are {', '.join(map(repr, NAMED_TREES))}")
+        return NAMED_TREES[tree]
+    if isinstance(tree, list | tuple) and all(isinstance(path, list | tuple) for path in tree):
+        return StaticTree.from_paths(tree)
     names = [field.name for field in dataclasses.fields(TreeConfig)]
     if not isinstance(tree, Mapping):
-        raise ValueError(f"tree must be a mapping with {', '.join(names)}, got {tree!r}")
+        raise ValueError(f"tree must be a mapping with {', '.join(names)}, a list of paths, or a name, got {tree!r}")
     if unknown := [key for key in tree if key not in names]:
         raise ValueError(f"tree has unknown keys {unknown}; it has {', '.join(names)}")
     if missing := [name for name in names if name not in tree]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from eagle_jax.outputs import Delta
     from eagle_jax.sampling import SamplingParams
 
-PROMPT = "Why is the sky blue? Explain it to a child."
+PROMPT = "How does photosynthesis work?"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

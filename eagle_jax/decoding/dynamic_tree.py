@@ -31,7 +31,8 @@ def grow_dynamic_tree(
     k, depth, batch = config.top_k, config.depth, last.shape[0]
     scores, ids = (x[:, 0] for x in drafter.best(last, k))  # [B, k]
     first = (ids, scores, jnp.full((batch, k), ROOT_PARENT, jnp.int32))
-    rows = depth * k  # M: every expanded node leaves a row in the tail
+    # M: every expanded node leaves a row in the tail. A scan over no level is traced all the same, hence never 0.
+    rows = max(depth, 1) * k
     own = jnp.arange(rows, dtype=jnp.int32)
     frontier = jnp.arange(k, dtype=jnp.int32)
 

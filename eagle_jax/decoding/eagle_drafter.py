@@ -85,6 +85,13 @@ class EagleDrafter:
         table = self.target.embed if self.head.embed is None else self.head.embed
         return table(tokens).astype(self.head.dtype)
 
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Float32 logits over the draft vocabulary of outputs `[B, T, h]`: by the head's own output head, else the target's."""
+        with jax.named_scope("draft_lm_head"):
+            if self.head.config.own_lm_head:
+                return self.head.logits(hidden)
+            return self.target.logits(hidden.astype(self.target.dtype))
+
     def best(self, hidden: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         """The likeliest next tokens after each output of the head.
 
@@ -96,9 +103,7 @@ class EagleDrafter:
           Float32 log-probabilities over the draft vocabulary, best first, and their target ids, `[B, T, k]` each; ties go to the
           lower draft id.
         """
-        with jax.named_scope("draft_lm_head"):
-            own = self.head.config.own_lm_head
-            logits = self.head.logits(hidden) if own else self.target.logits(hidden.astype(self.target.dtype))
+        logits = self.logits(hidden)
         with jax.named_scope("top_k"):
             peak, ids = jax.lax.top_k(logits, count)
             scores = peak - jax.nn.logsumexp(logits, axis=-1, keepdims=True)

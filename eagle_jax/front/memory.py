@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.decoding.state import cache_capacity
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.loading import cache_bytes_per_row
 from eagle_jax.models import DraftConfig, LlamaConfig
 
@@ -23,7 +23,7 @@ class Footprint:
 
     target: LlamaConfig
     draft: DraftConfig | None
-    tree: TreeConfig | None
+    tree: TreeConfig | StaticTree | None
     """None exactly when there is no draft."""
     target_dtype: jnp.dtype
     draft_dtype: jnp.dtype | None
@@ -66,10 +66,12 @@ class Footprint:
         rows = slots * tokens
         activations = rows * (4 * config.hidden_size + 3 * config.intermediate_size) * max(item, 4)
         new_rows = rows * cache_bytes_per_row(config, self.target_dtype)
-        features = 0 if self.draft is None else rows * self.draft.feature_size * item
+        drafting = 0
+        if self.draft is not None and self.tree is not None:
+            drafting = rows * self.draft.feature_size * item + slots * self.tree.top_k * self.draft.draft_vocab_size * 4
         scores = 2 * rows * config.num_attention_heads * (max_length + tokens) * 4
         logits = slots * logit_rows * config.vocab_size * 4
-        return activations + new_rows + features + scores + logits
+        return activations + new_rows + drafting + scores + logits
 
 
 def available_bytes(device: jax.Device) -> int | None:

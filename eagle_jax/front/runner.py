@@ -12,7 +12,6 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax.decoding.engine import Request
-from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.front.engines import EnginePool, TimedEngine
 from eagle_jax.front.limits import capacity_bucket, resolve_max_model_len, slot_bucket, stop_id_bucket
 from eagle_jax.front.memory import Footprint, check_memory
@@ -23,6 +22,7 @@ from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import Timing
 from eagle_jax.outputs import Delta
 from eagle_jax.sampling import SamplingParams
+from eagle_jax.speculative_config import Tree
 
 DEFAULT_MAX_NUM_SEQS = 8
 ROUNDS_PER_DISPATCH = 4
@@ -51,7 +51,7 @@ class Runner:
         self,
         target: Target,
         draft: Draft | None = None,
-        tree: TreeConfig | None = None,
+        tree: Tree | None = None,
         *,
         max_model_len: int | None = None,
         max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
@@ -289,11 +289,11 @@ def _compile(engine: TimedEngine, progress: bool) -> float:
     return time.perf_counter() - start
 
 
-def _check_draft(target: Target, draft: Draft, tree: TreeConfig | None) -> None:
+def _check_draft(target: Target, draft: Draft, tree: Tree | None) -> None:
     if not isinstance(draft, Draft):
         raise TypeError(f"draft must be what load_draft returns, got {draft!r}")
-    if not isinstance(tree, TreeConfig):
-        raise TypeError(f"tree must be a TreeConfig, got {tree!r}")
+    if not isinstance(tree, Tree):
+        raise TypeError(f"tree must be a TreeConfig or a StaticTree, got {tree!r}")
     sizes: Mapping[str, tuple[int, int]] = {
         "hidden_size": (draft.config.target_hidden_size, target.config.hidden_size),
         "vocab_size": (draft.config.vocab_size, target.config.vocab_size),

@@ -1,4 +1,4 @@
-"""Loading a draft head: EAGLE-3 in the community format, from safetensors or torch files."""
+"""Loading a draft head: EAGLE-1, -2 or -3 in the community format, from safetensors or torch files."""
 
 import dataclasses
 import logging
@@ -12,15 +12,16 @@ from flax import nnx
 from eagle_jax.loading.draft_config import TargetShape, draft_kind, read_draft_config
 from eagle_jax.loading.draft_names import RenamedSource
 from eagle_jax.loading.dtypes import parse_dtype
+from eagle_jax.loading.eagle1_config import read_eagle1_config
 from eagle_jax.loading.errors import CheckpointError, about
 from eagle_jax.loading.hub import resolve
 from eagle_jax.loading.placement import Match, Sharding, Table, fill, match_tensors
 from eagle_jax.loading.progress import Progress
 from eagle_jax.loading.sources import open_source, read_json, same_values
-from eagle_jax.loading.tables import eagle3_table, eagle3_unused
+from eagle_jax.loading.tables import draft_unused, eagle1_table, eagle3_table
 from eagle_jax.loading.target import Target
 from eagle_jax.loading.vocabulary import read_vocabulary
-from eagle_jax.models import DraftConfig, Eagle3Head
+from eagle_jax.models import DraftConfig, DraftHead, make_head
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ EMBEDDING = "embed_tokens.weight"
 class Draft:
     """A loaded draft head."""
 
-    head: Eagle3Head
+    head: DraftHead
     config: DraftConfig
     name: str
     """What the caller asked for: a repository or a path."""
@@ -65,7 +66,7 @@ def load_draft(
     sharding: Sharding | None = None,
     progress: Progress = False,
 ) -> Draft:
-    """Loads an EAGLE-3 draft head for a target.
+    """Loads an EAGLE draft head of any generation for a target; its tensors say which.
 
     A head that stores an embedding equal to the target's shares the target's array; a different one is kept.
 
@@ -103,7 +104,7 @@ def load_draft(
         plan = plan_draft(source, raw, shape, share_embedding=shared, rope_theta=rope_theta)
         plan.match.check()
     head = fill(
-        lambda: Eagle3Head(plan.config, dtype=wanted, rngs=nnx.Rngs(0)),
+        lambda: make_head(plan.config, dtype=wanted, rngs=nnx.Rngs(0)),
         plan.table,
         plan.source,
         wanted,
@@ -148,15 +149,12 @@ def plan_draft(
     Raises:
       CheckpointError: see `load_draft`; tensors that do not match are in `DraftPlan.match`.
     """
-    if "speculators_model_type" not in config and (kind := draft_kind(source)) != "eagle3":
-        if kind == "eagle":
-            raise CheckpointError(
-                f"this is an EAGLE-1 or EAGLE-2 head: its fc.weight {source.shape('fc.weight')} takes one embedding and one "
-                "feature, and it has no hidden_norm. Only EAGLE-3 heads are read so far"
-            )
+    kind = "eagle3" if "speculators_model_type" in config else draft_kind(source)
+    if kind == "unknown":
         raise CheckpointError("this is no EAGLE head: it has no tensor fc.weight [h, n * H]")
     stored = EMBEDDING in source.names()
-    made, notes = read_draft_config(
+    read_config = read_draft_config if kind == "eagle3" else read_eagle1_config
+    made, notes = read_config(
         config, source, target, own_embedding=stored and not share_embedding, rope_theta=rope_theta
     )
     if stored:
@@ -166,8 +164,8 @@ def plan_draft(
             else f"the head keeps its own {EMBEDDING}"
         )
     vocabulary = read_vocabulary(source, made.draft_vocab_size, target.vocab_size)
-    table = eagle3_table(made, source.names())
-    match = match_tensors(table, source, eagle3_unused(made))
+    table = (eagle3_table if kind == "eagle3" else eagle1_table)(made, source.names())
+    match = match_tensors(table, source, draft_unused(made))
     if vocabulary is not None:
         match = dataclasses.replace(
             match, used=(*match.used, "d2t"), unused=tuple(name for name in match.unused if name != "d2t")

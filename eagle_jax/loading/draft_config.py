@@ -15,7 +15,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 # Read below. The last row is about the target or about training: public heads carry these, and they change nothing here.
 _RELEVANT = frozenset({
-    "attention_bias", "draft_vocab_size", "eagle_config", "fc_norm", "head_dim", "hidden_act", "hidden_size",
+    "attention_bias", "bias", "draft_vocab_size", "eagle_config", "fc_norm", "head_dim", "hidden_act", "hidden_size",
     "intermediate_size", "layer_types", "mlp_bias", "norm_before_fc", "norm_before_residual", "norm_output",
     "num_attention_heads", "num_aux_hidden_states", "num_aux_layers", "num_key_value_heads", "partial_rotary_factor",
     "qkv_bias", "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window",
@@ -63,7 +63,7 @@ def guess_target(config: Mapping[str, Any]) -> TargetShape:
 
 def named_capture_layers(config: Mapping[str, Any], source: RenamedSource) -> tuple[int, ...] | None:
     """The capture layers that a head's config.json names; None where they have to be guessed."""
-    return _Reader(config, source).capture_layers()
+    return HeadReader(config, source).capture_layers()
 
 
 def read_draft_config(
@@ -89,21 +89,11 @@ def read_draft_config(
     Raises:
       CheckpointError: a head of another kind or target, a contradiction, or an unknown key.
     """
-    reader = _Reader(config, source)
+    reader = HeadReader(config, source)
     reader.check_keys()
     notes: list[str] = []
     hidden, features = reader.shape("fc.weight", 2)
-    target_hidden = config.get("target_hidden_size")
-    if target_hidden is not None and target_hidden != target.hidden_size:
-        raise CheckpointError(
-            f"the head was made for a target of hidden size {target_hidden} (target_hidden_size); this target's hidden_size is "
-            f"{target.hidden_size}"
-        )
-    vocab = config.get("vocab_size")
-    if vocab is not None and vocab != target.vocab_size:
-        raise CheckpointError(
-            f"the head was made for a target of vocabulary {vocab} (vocab_size); this target's vocab_size is {target.vocab_size}"
-        )
+    reader.check_target(target)
     reader.agree("hidden_size", hidden, "fc.weight")
     layer_ids = reader.capture_layers()
     states = len(layer_ids) if layer_ids is not None else reader.value("num_aux_hidden_states", "num_aux_layers") or 3
@@ -125,13 +115,7 @@ def read_draft_config(
         notes.append(
             f"draft_vocab_size {config['draft_vocab_size']} of config.json is wrong: lm_head.weight has {draft_vocab} rows"
         )
-    rope = RopeConfig.from_config(config)
-    if rope.rope_type == "dynamic":
-        raise CheckpointError(
-            "rope type 'dynamic' is not supported for a draft head: its phases would depend on the prompt"
-        )
-    if rope_theta is not None:
-        rope = dataclasses.replace(rope, theta=float(rope_theta))
+    rope = reader.rope(rope_theta)
     try:
         made = DraftConfig(
             method="eagle3",
@@ -180,7 +164,7 @@ def _guess_layers(states: int, target: TargetShape, notes: list[str]) -> tuple[i
     return layers
 
 
-class _Reader:
+class HeadReader:
     """Looks up what a head's config.json and tensors say, and makes sure that they say the same."""
 
     def __init__(self, config: Mapping[str, Any], source: RenamedSource):
@@ -219,6 +203,21 @@ class _Reader:
         if windowed or any(t != "full_attention" for t in config.get("layer_types") or ()):
             raise CheckpointError("sliding-window attention in the head (sliding_window, layer_types) is not supported")
 
+    def check_target(self, target: TargetShape) -> None:
+        """Raises if config.json names a hidden size or vocabulary that the target does not have."""
+        target_hidden = self.config.get("target_hidden_size")
+        if target_hidden is not None and target_hidden != target.hidden_size:
+            raise CheckpointError(
+                f"the head was made for a target of hidden size {target_hidden} (target_hidden_size); this target's "
+                f"hidden_size is {target.hidden_size}"
+            )
+        vocab = self.config.get("vocab_size")
+        if vocab is not None and vocab != target.vocab_size:
+            raise CheckpointError(
+                f"the head was made for a target of vocabulary {vocab} (vocab_size); this target's vocab_size is "
+                f"{target.vocab_size}"
+            )
+
     def value(self, *keys: str) -> Any:
         """The value of a key at the top level or under eagle_config, under any of its names; None if absent."""
         found = {
@@ -237,7 +236,7 @@ class _Reader:
     def shape(self, name: str, axes: int) -> tuple[int, ...]:
         """Shape of a tensor that must be there."""
         if name not in self.names:
-            raise CheckpointError(f"the head lacks {name}, which every EAGLE-3 head has")
+            raise CheckpointError(f"the head lacks {name}, which every head of its kind has")
         shape = self.source.shape(name)
         if len(shape) != axes:
             raise CheckpointError(f"{self.source.stored_name(name)} has shape {shape}, but must have {axes} axes")
@@ -303,6 +302,15 @@ class _Reader:
     def qkv_bias(self) -> bool:
         """Whether q, k and v have biases: the tensors say so, config.json must not deny it."""
         return self._present(self._any_bias(), "layers.0.self_attn.q_proj.bias", ("attention_bias", "qkv_bias"))
+
+    def rope(self, theta: float | None) -> RopeConfig:
+        """Rotary settings: the head's own, its base overridden by `theta` if that is given."""
+        rope = RopeConfig.from_config(self.config)
+        if rope.rope_type == "dynamic":
+            raise CheckpointError(
+                "rope type 'dynamic' is not supported for a draft head: its phases would depend on the prompt"
+            )
+        return rope if theta is None else dataclasses.replace(rope, theta=float(theta))
 
     def norm(self, flag: str, tensor: str) -> bool:
         """Whether an optional norm is there: its tensor says so, config.json must not deny it."""

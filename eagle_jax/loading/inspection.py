@@ -163,7 +163,9 @@ def _inspect_draft(path: Path, source: RenamedSource, goal: TargetPlan | None) -
         notes.append(
             "looked at without its target, whose hidden size and vocabulary were taken from the head's config.json"
         )
-    guessed = named_capture_layers(config, source) is None
+    # EAGLE-1/2 heads read the last hidden state: nothing to guess, but its number is the target's depth.
+    guessed = kind == "eagle3" and named_capture_layers(config, source) is None
+    unknown = goal is None and (guessed or kind == "eagle")
     drafted = plan.config.draft_vocab_size
     return _report(
         found,
@@ -176,7 +178,7 @@ def _inspect_draft(path: Path, source: RenamedSource, goal: TargetPlan | None) -
         vocabulary=f"{drafted} of {plan.config.vocab_size} tokens"
         if drafted < plan.config.vocab_size
         else "the target's",
-        capture_layers=None if guessed and goal is None else plan.config.capture_layers,
+        capture_layers=None if unknown else plan.config.capture_layers,
         capture_layers_guessed=guessed,
     )
 

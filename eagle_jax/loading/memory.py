@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from flax import nnx
 
-from eagle_jax.models import DraftConfig, Eagle3Head, Llama, LlamaConfig
+from eagle_jax.models import DraftConfig, DraftHead, Llama, LlamaConfig, make_head
 
 Config = LlamaConfig | DraftConfig
 
@@ -26,10 +26,10 @@ def cache_bytes_per_row(config: Config, dtype: jnp.dtype | str) -> int:
 
 
 def _variables(config: Config, dtype: jnp.dtype) -> list[nnx.Variable]:
-    def build() -> Llama | Eagle3Head:
+    def build() -> Llama | DraftHead:
         if isinstance(config, LlamaConfig):
             return Llama(config, dtype=dtype, rngs=nnx.Rngs(0))
-        return Eagle3Head(config, dtype=dtype, rngs=nnx.Rngs(0))
+        return make_head(config, dtype=dtype, rngs=nnx.Rngs(0))
 
     state = nnx.state(nnx.eval_shape(build))
     return [variable for _, variable in nnx.to_flat_state(state)]

@@ -1,4 +1,4 @@
-"""Which file tensors make which parameters: the tables of the target and of the EAGLE-3 head, under canonical names."""
+"""Which file tensors make which parameters: the tables of the target and of draft heads, under canonical names."""
 
 from collections.abc import Collection
 
@@ -55,24 +55,47 @@ def eagle3_table(config: DraftConfig, names: Collection[str]) -> Table:
         for i in range(len(config.capture_layers)):
             table[f"fc_norms.{i}.weight"] = (Piece(f"fc_norm.{i}.weight", (config.target_hidden_size,)),)
     for i in range(config.num_hidden_layers):
-        layer = f"layers.{i}"
-        table |= _layer(
-            layer,
-            layer,
-            config,
-            attention_width=hidden if i else 2 * hidden,
-            qkv_bias=config.qkv_bias,
-            fused_qkv=f"{layer}.self_attn.qkv_proj.weight" in names,
-            fused_gate_up=f"{layer}.mlp.gate_up_proj.weight" in names,
-        )
+        table |= _draft_layer(i, config, names, attention_width=hidden if i else 2 * hidden)
     table["layers.0.hidden_norm.weight"] = (Piece("layers.0.hidden_norm.weight", (hidden,)),)
     return table
 
 
-def eagle3_unused(config: DraftConfig) -> set[str]:
+def eagle1_table(config: DraftConfig, names: Collection[str]) -> Table:
+    """The tensors of an EAGLE-1/2 head under canonical names; arguments as `eagle3_table`."""
+    hidden = config.hidden_size
+    table: dict[str, tuple[Piece, ...]] = {"fc.weight": (Piece("fc.weight", (hidden, 2 * hidden)),)}
+    if config.fc_bias:
+        table["fc.bias"] = (Piece("fc.bias", (hidden,)),)
+    if config.own_embedding:
+        table["embed.weight"] = (Piece("embed_tokens.weight", (config.vocab_size, hidden)),)
+    if config.final_norm:
+        table["norm.weight"] = (Piece("norm.weight", (hidden,)),)
+    if config.own_lm_head:
+        table["lm_head.weight"] = (Piece("lm_head.weight", (config.draft_vocab_size, hidden)),)
+    for i in range(config.num_hidden_layers):
+        table |= _draft_layer(i, config, names, attention_width=hidden)
+    if not config.first_input_norm:
+        del table["layers.0.input_norm.weight"]
+    return table
+
+
+def draft_unused(config: DraftConfig) -> set[str]:
     """Tensors of a head that need not be read: the mask `t2d` follows from `d2t`, and an embedding may equal the target's."""
     layers = (f"layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.num_hidden_layers))
     return {"t2d", "d2t", "rotary_emb.inv_freq", *layers} | (set() if config.own_embedding else {"embed_tokens.weight"})
+
+
+def _draft_layer(index: int, config: DraftConfig, names: Collection[str], *, attention_width: int) -> Table:
+    layer = f"layers.{index}"
+    return _layer(
+        layer,
+        layer,
+        config,
+        attention_width=attention_width,
+        qkv_bias=config.qkv_bias,
+        fused_qkv=f"{layer}.self_attn.qkv_proj.weight" in names,
+        fused_gate_up=f"{layer}.mlp.gate_up_proj.weight" in names,
+    )
 
 
 def _layer(

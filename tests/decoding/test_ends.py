@@ -22,12 +22,12 @@ Output = list[int]
 
 
 @functools.cache
-def tiny_engine(max_length: int = MAX_LENGTH, speculative: bool = True) -> Engine:
+def tiny_engine(max_length: int = MAX_LENGTH, speculative: bool = True, chunk: int = CHUNK) -> Engine:
     """A random target whose random head is right about every other time."""
     target, head = random_llama(TINY, SEED), random_head(draft_config(TINY), SEED + 1)
     if not speculative:
         return Engine(target, None, tree=None, slots=3, max_length=max_length, prefill_chunk=CHUNK)
-    return Engine(target, head, tree=TREE, slots=3, max_length=max_length, prefill_chunk=CHUNK)
+    return Engine(target, head, tree=TREE, slots=3, max_length=max_length, prefill_chunk=chunk)
 
 
 @functools.cache
@@ -176,7 +176,8 @@ def test_the_last_slots_of_the_context_and_of_the_cache() -> None:
 def test_a_cache_without_a_row_to_spare() -> None:
     """Capacity is rounded up; here it is exactly what the longest sequence and a whole path need."""
     exact = tiny_engine().plan.capacity - (TREE.max_depth + 1) - 1
-    engine, large = tiny_engine(exact), tiny_engine(2 * exact)
+    # Whole chunks of 5 end at the same row: nothing but the path decides.
+    engine, large = tiny_engine(exact, chunk=5), tiny_engine(8 * MAX_LENGTH)
     assert engine.plan.capacity == tiny_engine().plan.capacity
     assert dataclasses.replace(engine.plan, max_length=exact + 1).capacity > engine.plan.capacity
     rng = np.random.default_rng(2)

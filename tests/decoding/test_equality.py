@@ -3,6 +3,7 @@
 import functools
 from collections import Counter
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -45,7 +46,9 @@ def plain(target: Llama, requests: list[Request]) -> list[Completion]:
     return serve(Engine(target, None, tree=None, slots=8, max_length=MAX_LENGTH, prefill_chunk=CHUNK), requests)
 
 
-def speculative(target: Llama, head: Eagle3Head, tree: TreeConfig, slots: int, requests: list[Request]) -> list[Completion]:
+def speculative(
+    target: Llama, head: Eagle3Head, tree: TreeConfig, slots: int, requests: list[Request]
+) -> list[Completion]:
     engine = Engine(target, head, tree=tree, slots=slots, max_length=MAX_LENGTH, prefill_chunk=CHUNK)
     return serve(engine, requests)
 
@@ -81,7 +84,9 @@ class Campaign:
     def check(self) -> None:
         self.ties.check()
         print(f"{self.tree} with {self.slots} slots: accepted lengths {sorted(self.lengths.items())}")
-        assert len([n for n in self.lengths.values() if n > 5]) >= min(3, self.tree.max_depth + 1), "drafts must be accepted"
+        assert len([n for n in self.lengths.values() if n > 5]) >= min(3, self.tree.max_depth + 1), (
+            "drafts must be accepted"
+        )
 
 
 def campaign(tree: TreeConfig, slots: int, examples: int) -> None:
@@ -117,7 +122,7 @@ def test_exactly_equal_logits_go_to_the_lowest_id() -> None:
         assert module is not None
         weight = np.array(module.weight[...])
         weight[3] = weight[1]
-        module.weight.set_value(np.asarray(weight))
+        module.weight.set_value(jnp.asarray(weight))
     requests = [Request(prompt=[i, 1, 3], max_new_tokens=40) for i in range(VOCABULARY)]
     wanted = plain(target, requests)
     tree, slots = SHAPES["tree 12/3/3, 8 slots"]
@@ -136,7 +141,9 @@ def test_golden_target_says_what_its_float64_definition_says() -> None:
     rng = np.random.default_rng(0)
     requests = [Request(prompt=rng.integers(3, 512, n).tolist(), max_new_tokens=40) for n in (1, 2, 17, 30)]
     for request, completion in zip(
-        requests, serve(Engine(target, None, tree=None, slots=3, max_length=128, prefill_chunk=16), requests), strict=True
+        requests,
+        serve(Engine(target, None, tree=None, slots=3, max_length=128, prefill_chunk=16), requests),
+        strict=True,
     ):
         tokens = [*request.prompt, *completion.token_ids]
         choices = reference(tokens)[0].argmax(-1)[len(request.prompt) - 1 : -1].tolist()

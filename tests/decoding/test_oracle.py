@@ -41,7 +41,9 @@ def texts() -> tuple[Any, list[list[int]]]:
     return target, texts
 
 
-def run(target: Any, texts: list[list[int]], children: int, spoiled: np.ndarray, ranks: np.ndarray) -> list[dict[str, Any]]:
+def run(
+    target: Any, texts: list[list[int]], children: int, spoiled: np.ndarray, ranks: np.ndarray
+) -> list[dict[str, Any]]:
     """Decodes every text with the oracle; `spoiled [B, R]`, `ranks [B, R, D]`."""
     base, weights = make_plan(target, None, None, slots=SLOTS, max_length=MAX_LENGTH, prefill_chunk=CHUNK)
     plan = OraclePlan(**vars(base), vocab_size=VOCABULARY, depth=DEPTH, children=children)

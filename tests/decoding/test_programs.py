@@ -12,7 +12,7 @@ from support.drive import make_plan, prefill_slots, prompt_chunks
 from support.tiny import abstract_state, draft_config, llama_config, random_head, random_llama
 
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
-from eagle_jax.decoding.tree import TreeConfig, ancestor_mask
+from eagle_jax.decoding.tree import DraftTree, TreeConfig, ancestor_mask
 from eagle_jax.decoding.verify import verify
 from eagle_jax.models import Eagle3Head, Llama
 
@@ -20,7 +20,9 @@ TREE = TreeConfig(total_tokens=10, depth=2, top_k=3)
 TINY = llama_config(num_hidden_layers=2)
 
 
-def abstract_round(tree: TreeConfig | None, *, max_length: int = 64, target: Any = TINY, slots: int = 2) -> tuple[Any, ...]:
+def abstract_round(
+    tree: TreeConfig | None, *, max_length: int = 64, target: Any = TINY, slots: int = 2
+) -> tuple[Any, ...]:
     """Plan and arguments of `decode` as shapes."""
     target_def, target_state = abstract_state(Llama, target, jnp.float32)
     head_def, head_state = (None, None)
@@ -39,7 +41,9 @@ def subjaxprs(jaxpr: Any) -> Iterator[Any]:
     yield jaxpr
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     for equation in inner.eqns:
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
             if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
                 yield from subjaxprs(value)
 
@@ -112,21 +116,15 @@ def test_no_state_grows_with_the_context_times_the_tree() -> None:
         _, _, state, *_ = abstract_round(tree, max_length=max_length)
         return [x.size for x in jax.tree.leaves(state)]
 
-    for few, many in zip(sizes(64, 5), sizes(64, 60), strict=True):
+    for few, many in zip(sizes(64, 6), sizes(64, 60), strict=True):
         assert few == many, "the tree lives in a round, not in the state"
     short, long = sum(sizes(1024, 60)), sum(sizes(4096, 60))
     assert long < 4.1 * short
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-def test_masks_do_not_grow_with_the_context_times_the_tree(heads: int) -> None:
-    """The scores of one layer are all that a verification may hold of size nodes x context.
-
-    Temporaries of a verification at four sizes: their mixed difference is what grows with the product. Scores and weights are
-    float32 for each query head (XLA keeps at most two of them alive); a mask over the context would add a byte or more whatever
-    the number of heads, so one head shows it best.
-    """
-    target = llama_config(num_hidden_layers=1, num_attention_heads=heads, num_key_value_heads=1)
+def test_memory_does_not_grow_with_the_context_times_the_tree() -> None:
+    """Neither masks nor scores: the mixed difference of a verification's temporaries is what grows with the product."""
+    target = llama_config(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
     target_def, target_state = abstract_state(Llama, target, jnp.float32)
     plan = Plan(target_def=target_def, head_def=None, tree=None, slots=1, max_length=64, prefill_chunk=16)
 
@@ -137,8 +135,6 @@ def test_masks_do_not_grow_with_the_context_times_the_tree(heads: int) -> None:
         tree_shape = jax.ShapeDtypeStruct((1, nodes), jnp.int32)
 
         def run(weights: Any, state: Any, tokens: Any, parents: Any, depths: Any) -> Any:
-            from eagle_jax.decoding.tree import DraftTree
-
             module, _ = plan.modules(weights)
             tree = DraftTree(tokens, parents, depths, depths.astype(jnp.float32))
             return verify(module, state, tree, 5, ()).choices
@@ -149,8 +145,10 @@ def test_masks_do_not_grow_with_the_context_times_the_tree(heads: int) -> None:
     sizes = {(s, n): temporaries(s, n) for s in (1024, 4096) for n in (16, 64)}
     mixed = sizes[4096, 64] - sizes[4096, 16] - sizes[1024, 64] + sizes[1024, 16]
     cells = mixed / ((4096 - 1024) * (64 - 16))
-    print(f"{heads} heads: {cells:.2f} bytes for each node and row of the context; {sizes}")
-    assert cells <= 4 * 2 * heads + 0.5
+    print(f"{cells:.2f} bytes for each node and row of the context; {sizes}")
+    # A mask would take a byte or more. On the CPU the cache is read in blocks, so scores take nothing either.
+    assert cells < 0.1
+    assert sizes[4096, 64] > sizes[4096, 16], "the temporaries are those of the tree"
 
 
 def test_the_ancestor_mask_is_derived_from_parents() -> None:

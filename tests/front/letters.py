@@ -10,9 +10,24 @@ from eagle_jax.text import Tokenizer
 from eagle_jax.text.byte_level import token_bytes
 
 SPECIAL = ["<pad>", "<bos>", "<eos>"]
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}a {% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}a {% endif %}"
+)
 FIRST_PIECE = 500
-PIECES = [b"\xe6", b"\x97\xa5", b"\xe6\x97", b"\xa5!", b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80", b"ab\xe6", b"\xff", b"\x80", b"z\xc3"]
+PIECES = [
+    b"\xe6",
+    b"\x97\xa5",
+    b"\xe6\x97",
+    b"\xa5!",
+    b"\xc3",
+    b"\xa9",
+    b"\xf0\x9f",
+    b"\x98\x80",
+    b"ab\xe6",
+    b"\xff",
+    b"\x80",
+    b"z\xc3",
+]
 """Ids from `FIRST_PIECE` on: parts of the characters of "日 é 😀", and bytes that belong to no character."""
 
 
@@ -21,7 +36,9 @@ def letters_tokenizer() -> Tokenizer:
     spelled = {token_bytes(letter): letter for letter in pre_tokenizers.ByteLevel.alphabet()}
     syllables = ("".join(pair) for pair in itertools.product(string.ascii_lowercase, "aeiou"))
     words = [*string.ascii_lowercase, " ", *itertools.islice(syllables, 130)]
-    longer = ["".join(parts) for parts in itertools.product("bdgklmnprst", "aeiou", ("n", "st", "é", " ", "日", "rk", ","))]
+    longer = [
+        "".join(parts) for parts in itertools.product("bdgklmnprst", "aeiou", ("n", "st", "é", " ", "日", "rk", ","))
+    ]
     words += longer[: FIRST_PIECE - len(SPECIAL) - len(words)]
     texts = [word.encode() for word in words] + PIECES
     assert len(set(texts)) == len(texts) == 512 - len(SPECIAL)

@@ -54,5 +54,11 @@ def tiny_pair(vocab_size: int = 7, **changes) -> tuple[Target, Draft]:
     path = Path("tiny")
     return (
         Target(model=model, config=config, tokenizer=None, name="tiny target", path=path, generation_config={}),
-        Draft(head=Eagle3Head(head, dtype=jnp.float32, rngs=nnx.Rngs(4)), config=head, name="tiny head", path=path, notes=()),
+        Draft(
+            head=Eagle3Head(head, dtype=jnp.float32, rngs=nnx.Rngs(4)),
+            config=head,
+            name="tiny head",
+            path=path,
+            notes=(),
+        ),
     )

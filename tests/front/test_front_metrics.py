@@ -38,7 +38,12 @@ def test_without_rounds_rates_are_not_a_number():
 
 def test_batch_is_a_sequence_of_its_rows():
     timing = Timing(
-        compile_seconds=9.0, prefill_seconds=1.0, decode_seconds=3.0, prompt_tokens=8, output_tokens=12, decoded_tokens=9
+        compile_seconds=9.0,
+        prefill_seconds=1.0,
+        decode_seconds=3.0,
+        prompt_tokens=8,
+        output_tokens=12,
+        decoded_tokens=9,
     )
     batch = BatchMetrics([ROW, OTHER], timing)
     assert list(batch) == [ROW, OTHER]
@@ -63,7 +68,9 @@ def test_counters_have_the_names_that_vllm_users_read():
 
 def test_plain_decoding_has_no_draft_counters():
     counters = CumulativeCounters(None)
-    counters.add(AcceptanceMetrics(accepted_lengths=[1], accepted_at_depth=[], drafted=0), prompt_tokens=5, output_tokens=2)
+    counters.add(
+        AcceptanceMetrics(accepted_lengths=[1], accepted_at_depth=[], drafted=0), prompt_tokens=5, output_tokens=2
+    )
     assert [counter.name for counter in counters.read()] == ["vllm:prompt_tokens", "vllm:generation_tokens"]
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from flax import nnx
 from pairs import PROMPTS, TINY_PROMPTS
 
 from eagle_jax import LLM, SamplingParams, TreeConfig, generate, speculative_generate
@@ -87,6 +88,15 @@ def test_exactly_the_budget_is_emitted_by_long_chains(pair):
     check_budgets(pair, CHAIN, PROMPTS, range(1, 21))
 
 
+def test_time_of_compilation_is_apart(pair):
+    timing = speculate(pair, PROMPTS).timing
+    assert timing.compile_seconds < 0.2  # the programs were there already
+    assert timing.prefill_seconds > 0
+    assert timing.decode_seconds > 0
+    assert timing.prompt_tokens == sum(map(len, PROMPTS))
+    assert (timing.output_tokens, timing.decoded_tokens) == (160, 156)
+
+
 def test_budget_of_zero_gives_an_empty_output(target, draft):
     [result] = [speculative_generate(target, draft, PROMPTS[:1], max_new_tokens=0, num_speculative_tokens=CHAIN)]
     assert (result.token_ids, result.texts, result.finish_reasons) == ([[]], [""], ["length"])
@@ -124,7 +134,9 @@ def test_output_ends_at_a_stop_id_at_every_offset_of_a_round(pair, plain):
             offsets.add((place - int(starts[number]), rounds[number]))
     assert 0 in places.values(), "the first token comes from the prefill"
     assert {offset for offset, _ in offsets} >= {0, 1, 2}
-    assert any(offset == length - 1 > 0 for offset, length in offsets), "the bonus token of a round with accepted drafts"
+    assert any(offset == length - 1 > 0 for offset, length in offsets), (
+        "the bonus token of a round with accepted drafts"
+    )
     assert any(offset < length - 1 for offset, length in offsets), "an accepted draft"
 
 
@@ -173,6 +185,14 @@ def test_ignore_eos_goes_on_but_stop_ids_still_count(pair, plain):
     assert result.stop_reasons[2] == stop
 
 
+def test_ignored_end_of_sequence_id_can_be_a_stop_id(pair, plain):
+    target, draft = pair
+    eos = plain.token_ids[2][4]
+    result = speculate((with_eos(target, eos), draft), PROMPTS, stop_token_ids=[eos])
+    assert result.token_ids[2] == plain.token_ids[2][: plain.token_ids[2].index(eos) + 1]
+    assert (result.finish_reasons[2], result.stop_reasons[2]) == ("stop", eos)
+
+
 def test_text_of_a_stop_id_is_shown_only_on_request(pair, plain):
     stop = plain.token_ids[2][9]
     hidden = speculate(pair, PROMPTS, stop_token_ids=[stop])
@@ -211,7 +231,7 @@ def test_prompt_that_fills_the_context_is_refused(tiny):
     for length in (256, 257, 500):
         with pytest.raises(ValueError, match=f"prompt 0 has {length} tokens.*max_model_len 256"):
             generate(tiny[0], [1] * length, max_new_tokens=1)
-    with pytest.raises(ValueError, match="prompt 1 has 48 tokens.*max_model_len 48"):
+    with pytest.raises(ValueError, match=r"prompt 1 has 48 tokens.*max_model_len 48"):
         generate(tiny[0], [[1], [1] * 48], max_new_tokens=1, max_model_len=48)
 
 
@@ -239,7 +259,7 @@ def test_target_without_tokenizer_has_no_texts(tiny):
         ({"num_speculative_tokens": None}, ValueError, "speculative_generate lacks num_speculative_tokens"),
         ({"num_speculative_tokens": 0}, ValueError, "num_speculative_tokens must be at least 1, got 0"),
         ({"tree": {"total_tokens": 4, "depth": 1, "top_k": 2}}, ValueError, "give one of them"),
-        ({"num_speculative_tokens": None, "tree": {"total_tokens": 9, "depth": 1, "top_k": 8}}, ValueError, "top_k 8 exceeds the 7"),
+        ({"num_speculative_tokens": None, "tree": [[7]]}, ValueError, "tree top_k 8 exceeds the 7 tokens"),
         ({"num_speculative_token": 3}, TypeError, "num_speculative_token"),
     ],
 )  # fmt: skip
@@ -254,22 +274,27 @@ def test_models_that_were_not_loaded_are_refused(tiny, target):
         generate("some/repo", [[1]], max_new_tokens=1)
     with pytest.raises(TypeError, match="draft must be what load_draft returns"):
         speculative_generate(tiny[0], "some/repo", [[1]], max_new_tokens=1, num_speculative_tokens=1)
-    with pytest.raises(ValueError, match="tiny head is for a target of hidden_size 32, but .* has 64"):
+    with pytest.raises(ValueError, match=r"tiny head is for a target of hidden_size 32, but .* has 64"):
         speculative_generate(target, tiny[1], [[1]], max_new_tokens=1, num_speculative_tokens=1)
 
 
-def test_new_parameters_are_used_by_the_next_call(tiny):
+@pytest.mark.parametrize("in_place", [True, False])
+def test_new_parameters_are_used_by_the_next_call(tiny, in_place):
     """Engines are kept between calls, but never with weights that were replaced in the meantime."""
     target, _ = tiny
     options = {"max_new_tokens": 8, "max_num_seqs": 4}
     before = generate(target, TINY_PROMPTS, **options).token_ids
-    weight = target.model.norm.weight
-    old = weight[...]
+    norm, old = target.model.norm, target.model.norm.weight
+    values = old[...]
     try:
-        weight[...] = old * -1.0
+        if in_place:
+            norm.weight[...] = -values
+        else:
+            norm.weight = nnx.Param(-values)
         changed = generate(target, TINY_PROMPTS, **options).token_ids
     finally:
-        weight[...] = old
+        norm.weight = old
+        norm.weight[...] = values
     assert changed != before
     assert generate(target, TINY_PROMPTS, **options).token_ids == before
 

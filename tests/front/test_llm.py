@@ -119,9 +119,17 @@ def test_keywords_without_a_meaning_give_one_warning(target):
         ({"max_num_seqs": 0}, ValueError, "max_num_seqs must be an integer of at least 1, got 0"),
         ({"seed": 1.5}, TypeError, "seed must be an integer or None, got 1.5"),
         ({"dtype": "float32"}, ValueError, "dtype cannot be given with a model that is loaded"),
-        ({"skip_tokenizer_init": True, "tokenizer": "x"}, ValueError, "skip_tokenizer_init and tokenizer exclude each other"),
+        (
+            {"skip_tokenizer_init": True, "tokenizer": "x"},
+            ValueError,
+            "skip_tokenizer_init and tokenizer exclude each other",
+        ),
         ({"speculative_config": {"model": "x"}}, ValueError, "lacks num_speculative_tokens"),
-        ({"speculative_config": {"model": "no/such/folder", "num_speculative_tokens": 2}}, ValueError, "no/such/folder"),
+        (
+            {"speculative_config": {"model": "no/such/folder", "num_speculative_tokens": 2}},
+            ValueError,
+            "no/such/folder",
+        ),
     ],
 )
 def test_keywords_that_cannot_be_honoured_are_refused(target, options, error, message):

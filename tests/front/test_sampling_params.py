@@ -21,6 +21,7 @@ def test_stops_are_kept_as_tuples_and_params_can_be_compared():
     assert (params.stop_strings, params.stop_token_ids) == (("a",), (1, 2))
     assert params == SamplingParams(stop=["a"], stop_token_ids=(1, 2))
     assert hash(params) == hash(SamplingParams(stop=["a"], stop_token_ids=(1, 2)))
+    assert hash(SamplingParams(logit_bias={}, bad_words=[])) == hash(SamplingParams())
     assert dataclasses.replace(params, max_tokens=3).stop_strings == ("a",)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from eagle_jax import SpeculativeConfig, TreeConfig
+from eagle_jax.decoding.tree import NAMED_TREES, StaticTree
 
 CHAIN = {"method": "eagle3", "model": "owner/head", "num_speculative_tokens": 5}
 
@@ -42,7 +43,10 @@ def test_tree_and_the_other_keys():
         ({"model": ""}, "model must be a path or a repository, got ''"),
         ({"method": "eagle"}, "method 'eagle' is not supported; supported are 'eagle3'"),
         ({"method": "ngram"}, "method 'ngram' is not supported"),
-        ({"tensor_parallel_size": 1}, "'tensor_parallel_size', which does not belong there: use draft_tensor_parallel_size"),
+        (
+            {"tensor_parallel_size": 1},
+            "'tensor_parallel_size', which does not belong there: use draft_tensor_parallel_size",
+        ),
         ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size must be 1 so far, got 2"),
         ({"temperature": 0.0}, "'temperature', which does not belong there: .* set it in SamplingParams"),
         ({"top_p": 0.9}, "set it in SamplingParams"),
@@ -66,12 +70,22 @@ def test_wrong_keys_and_values(changes, message):
         ({"total_tokens": 6, "depth": 2}, "tree lacks top_k"),
         ({"total_tokens": 6, "depth": 2, "topk": 2}, r"tree has unknown keys \['topk'\]"),
         ({"total_tokens": 60, "depth": 1, "top_k": 2}, "exceeds the 7 nodes"),
-        ([60, 7, 10], "tree must be a mapping with total_tokens, depth, top_k"),
+        ("no_such_tree", "tree 'no_such_tree' is not known; known are 'mc_sim_7b_63'"),
+        ([[0], [1, 0]], r"tree path \(1, 0\) has no parent"),
+        ([60, 7, 10], "tree must be a mapping with total_tokens, depth, top_k, a list of paths, or a name"),
     ],
 )
 def test_wrong_trees(tree, message):
     with pytest.raises(ValueError, match=message):
         SpeculativeConfig.from_dict({"model": "a", "tree": tree})
+
+
+def test_static_trees_are_given_by_paths_or_by_name():
+    paths = [[0], [1], [0, 0]]
+    tree = StaticTree.from_paths(paths)
+    for given in (tree, paths):
+        assert SpeculativeConfig.from_dict({"model": "a", "tree": given}).tree == tree
+    assert SpeculativeConfig.from_dict({"model": "a", "tree": "mc_sim_7b_63"}).tree is NAMED_TREES["mc_sim_7b_63"]
 
 
 def test_only_a_mapping_is_read():

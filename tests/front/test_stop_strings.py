@@ -3,14 +3,17 @@
 import itertools
 
 import pytest
+import tokenizers
 from letters import FIRST_PIECE, PIECES, letters_tokenizer
 from pairs import PROMPTS
 
 from eagle_jax import SamplingParams, TreeConfig, generate
 from eagle_jax.decoding.engine import Completion, Update
+from eagle_jax.front.engines import TimedEngine
 from eagle_jax.front.prompts import Prompt
 from eagle_jax.front.rows import OutputRow, cut_rounds
 from eagle_jax.front.runner import Runner
+from eagle_jax.text import Tokenizer
 
 TOKENIZER = letters_tokenizer()
 EOS = 2
@@ -23,18 +26,18 @@ def token(text):
     return next(i for i in range(512) if TOKENIZER.decode([i]) == text)
 
 
-def one_by_one(ids, stops, include=False):
+def one_by_one(ids, stops, include=False, tokenizer=TOKENIZER):
     """Number of tokens, text and stop string when the text is looked at after every token."""
     for count in range(1, len(ids) + 1):
-        text = TOKENIZER.decode(ids[:count])
+        text = tokenizer.decode(ids[:count])
         found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
         if found:
             end, length, stop = min(found)
             return count, text[: end if include else end + length], stop
-    return len(ids), TOKENIZER.decode(ids), None
+    return len(ids), tokenizer.decode(ids), None
 
 
-def play(ids, sizes, *, late=False, stopped=False, rounds=None, **params):
+def play(ids, sizes, *, late=False, stopped=False, rounds=None, tokenizer=TOKENIZER, **params):
     """Feeds an output to a row in dispatches of these sizes (again and again), as the engine would.
 
     Args:
@@ -44,7 +47,7 @@ def play(ids, sizes, *, late=False, stopped=False, rounds=None, **params):
     """
     settings = SamplingParams(max_tokens=None, **params)
     prompt = Prompt(text=None, token_ids=[1])
-    row = OutputRow(0, prompt, settings, tokenizer=TOKENIZER, eos_ids=(EOS,), streaming=True)
+    row = OutputRow(0, prompt, settings, tokenizer=tokenizer, eos_ids=(EOS,), streaming=True)
     rounds = [1] * (len(ids) - 1) if rounds is None else rounds
     updates, start = [], 0
     for size in itertools.cycle(sizes):
@@ -140,7 +143,21 @@ def test_tokens_behind_the_stop_string_that_were_in_flight_leave_no_trace():
 @pytest.mark.parametrize("sizes", [(1,), (2,), (3,)])
 def test_characters_are_never_split(sizes):
     # 日 in two ways, é, a broken character, 😀, and a character that never gets complete
-    ids = [token(p) for p in (b"\xe6", b"\x97\xa5", b"\xe6\x97", b"\xa5!", b"\xc3", b"\xa9", b"\xff", b"\xf0\x9f", b"\x98\x80", b"z\xc3")]
+    ids = [
+        token(p)
+        for p in (
+            b"\xe6",
+            b"\x97\xa5",
+            b"\xe6\x97",
+            b"\xa5!",
+            b"\xc3",
+            b"\xa9",
+            b"\xff",
+            b"\xf0\x9f",
+            b"\x98\x80",
+            b"z\xc3",
+        )
+    ]
     result = play(ids, sizes)
     assert result.text == TOKENIZER.decode(ids) == "日日!é\ufffd😀z\ufffd"
     for stop in ("日!", "é", "!é", "😀", "😀z"):
@@ -149,10 +166,37 @@ def test_characters_are_never_split(sizes):
         assert (result.token_ids, result.text) == (ids[:count], kept), stop
 
 
+def sentencepiece_tokenizer():
+    """Three pieces, and bytes that are decoded run by run."""
+    vocabulary = {"<unk>": 0, "▁a": 1, "b": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    steps = [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    backend.decoder = tokenizers.decoders.Sequence([*steps, tokenizers.decoders.Strip(" ", 1, 0)])
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 20])
+@pytest.mark.parametrize("late", [False, True])
+def test_text_that_comes_out_later_than_its_tokens_is_cut_at_the_right_token(size, late):
+    # The bytes of é and 日 make one run, whose text is out only when the run has ended: ids must wait for it.
+    tokenizer = sentencepiece_tokenizer()
+    ids = [1, *(3 + byte for byte in "é日".encode()), 2, 1, 2]
+    assert tokenizer.decode(ids) == "aé日b ab"
+    for stop in ("é", "aé", "é日", "日b", "b", " a"):
+        result = play(ids, (size,), late=late, stop=[stop], tokenizer=tokenizer)
+        count, kept, _ = one_by_one(ids, [stop], tokenizer=tokenizer)
+        assert (result.token_ids, result.text) == (ids[:count], kept), stop
+
+
 def test_ids_are_not_held_back_without_need():
     ids = [token(t) for t in "kabd"]
     row = OutputRow(
-        0, Prompt(text=None, token_ids=[1]), SamplingParams(stop=["xyz"]), tokenizer=TOKENIZER, eos_ids=(), streaming=True
+        0,
+        Prompt(text=None, token_ids=[1]),
+        SamplingParams(stop=["xyz"]),
+        tokenizer=TOKENIZER,
+        eos_ids=(),
+        streaming=True,
     )
     delta = row.add(Update(index=0, token_ids=ids, completion=None))
     assert (delta.text, delta.token_ids) == ("kabd", ids)
@@ -168,6 +212,21 @@ def test_statistics_are_cut_with_the_tokens():
     assert cut_rounds(lengths, at_depth, 9) == (lengths, at_depth)
     # The engine cut the last round to 4; before cutting it had accepted all 4 drafts of a tree.
     assert cut_rounds(lengths, [3, 2, 2], 8) == ([3, 1, 3], [3, 2, 2])
+
+
+def test_work_ends_soon_after_a_stop_string(pair, monkeypatch):
+    aborted, rounds = [], []
+    abort = TimedEngine.abort
+    monkeypatch.setattr(TimedEngine, "abort", lambda engine, index: (aborted.append(index), abort(engine, index)))
+    read = TimedEngine._read
+    monkeypatch.setattr(TimedEngine, "_read", lambda *args: (rounds.append(1), read(*args))[1])
+    options = {"max_new_tokens": 150, "ignore_eos": True, "max_num_seqs": 4}
+    [text, *_] = generate(pair[0], [PROMPTS[0]] * 4, **options).texts
+    rounds.clear()
+    result = generate(pair[0], [PROMPTS[0]] * 4, stop=text[:2], **options)
+    assert set(result.finish_reasons) == {"stop"}
+    assert set(aborted) == {0, 1, 2, 3}
+    assert len(rounds) <= 3, "one dispatch with the stop string, and one that was already in flight"
 
 
 def test_stop_strings_end_plain_and_speculative_output_at_the_same_place(pair):

@@ -210,7 +210,9 @@ def test_wrong_shapes_are_named(case: str) -> None:
     shapes, message = WRONG[case]
     arrays = make(lengths=(1, 2), queries=5, tail=5)
     for name, shape in shapes.items():
-        arrays[name] = np.ones(shape, {"tail_mask": bool, "lengths": np.int32, "prefix_start": np.int32}.get(name, np.float32))
+        arrays[name] = np.ones(
+            shape, {"tail_mask": bool, "lengths": np.int32, "prefix_start": np.int32}.get(name, np.float32)
+        )
     with pytest.raises(ValueError, match=message):
         tree_attention(**arrays, scale=1.0)
 

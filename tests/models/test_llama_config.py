@@ -126,10 +126,19 @@ def test_end_of_sequence_ids(config_eos: Any, generation: dict[str, Any], ids: t
         ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "'dynamic' needs factor"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn' needs factor"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs high_freq_factor, low_freq_factor, original_max"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "needs high_freq_factor, low_freq_factor, original_max",
+        ),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}}, "unknown settings .'beta_fast'"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": ...}, "max_position_embeddings"),
-        ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "two values of rope_theta"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": ...},
+            "max_position_embeddings",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            "two values of rope_theta",
+        ),
         (
             {
                 "rope_scaling": {"rope_type": "linear", "factor": 2.0},

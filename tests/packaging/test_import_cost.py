@@ -23,9 +23,9 @@ def test_import_takes_less_than_a_second_beyond_jax_and_flax(statement):
     code = f"""
         import time
         import jax, flax.nnx
-        start = time.perf_counter()
+        start = time.process_time()  # time of other processes on a busy machine is not ours
         {statement}
-        print(time.perf_counter() - start)
+        print(time.process_time() - start)
     """
     assert min(float(run(code)) for _ in range(3)) < 1.0
 

@@ -11,7 +11,7 @@ from jax.experimental import io_callback
 
 from eagle_jax.decoding.accept import Acceptance, accept
 from eagle_jax.decoding.commit import commit
-from eagle_jax.decoding.draft import EagleDrafter
+from eagle_jax.decoding.eagle_drafter import EagleDrafter
 from eagle_jax.decoding.engine import Completion, Engine, Request
 from eagle_jax.decoding.loop import Plan, Weights, init_state, prefill
 from eagle_jax.decoding.prefill import PromptChunk
@@ -65,21 +65,15 @@ def prefill_slots(
     return state
 
 
-class RecordingHead:
-    """A draft head that hands the log-probabilities of every call of `logits` to the host, in order."""
+@dataclasses.dataclass(frozen=True)
+class RecordingDrafter(EagleDrafter):
+    """Hands the log-probabilities of every call of `logits` to the host, in order."""
 
-    def __init__(self, head: Eagle3Head, calls: list[np.ndarray]):
-        self._head, self._calls = head, calls
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._head, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._head(*args, **kwargs)
+    calls: list[np.ndarray]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        out = self._head.logits(hidden)
-        io_callback(lambda x: self._calls.append(np.array(x)), None, jax.nn.log_softmax(out), ordered=True)
+        out = super().logits(hidden)
+        io_callback(lambda x: self.calls.append(np.array(x)), None, jax.nn.log_softmax(out), ordered=True)
         return out
 
 
@@ -106,7 +100,7 @@ class RoundDriver:
     def _trace(self, weights: Weights, state: DecodeState) -> tuple[DecodeState, Round]:
         target, drafter = self.plan.modules(weights)
         assert isinstance(drafter, EagleDrafter)
-        drafter = dataclasses.replace(drafter, head=RecordingHead(drafter.head, self._calls))
+        drafter = RecordingDrafter(drafter.head, drafter.target, drafter.tree, self._calls)
         tree, draft = drafter.propose(state)
         output = verify(target, state, tree, drafter.max_depth, drafter.capture_layers)
         acceptance = accept(tree, output, drafter.max_depth)

@@ -85,7 +85,9 @@ def attention(
 def mlp(x: np.ndarray, weights: Parameters, prefix: str) -> np.ndarray:
     gate_up = x @ weights[prefix + "gate_up.weight"].T + weights.get(prefix + "gate_up.bias", 0.0)
     gate, up = np.split(gate_up, 2, axis=-1)
-    return (gate / (1 + np.exp(-gate)) * up) @ weights[prefix + "down.weight"].T + weights.get(prefix + "down.bias", 0.0)
+    return (gate / (1 + np.exp(-gate)) * up) @ weights[prefix + "down.weight"].T + weights.get(
+        prefix + "down.bias", 0.0
+    )
 
 
 class Float64Llama:

@@ -50,9 +50,7 @@ class Trace:
 
     @property
     def tree(self) -> TreeConfig:
-        return TreeConfig(
-            total_tokens=self.data["total_token"], depth=self.data["depth"], top_k=self.data["top_k"]
-        )
+        return TreeConfig(total_tokens=self.data["total_token"], depth=self.data["depth"], top_k=self.data["top_k"])
 
     @property
     def group(self) -> tuple[str, str, TreeConfig]:
@@ -62,11 +60,11 @@ class Trace:
 
 @functools.cache
 def traces() -> tuple[Trace, ...]:
-    """Every greedy EAGLE-3 trace of a Llama in the folder."""
+    """Every greedy trace of a Llama in the folder."""
     out = []
     for path in sorted((FOLDER / "traces").glob("*.json")):
         data = json.loads(path.read_text())
-        if not data["use_eagle3"] or data["sampling"] or data["target"] not in ("target_A", "target_B"):
+        if data["sampling"] or data["target"] not in ("target_A", "target_B"):
             continue
         arrays = dict(np.load(path.with_suffix(".npz"))) if path.with_suffix(".npz").exists() else {}
         out.append(Trace(path.stem, data, arrays))

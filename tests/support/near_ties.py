@@ -45,12 +45,17 @@ class NearTies:
         gap = abs(values[got[at]] - values[wanted[at]]) / np.abs(values).max()
         others = np.delete(values, [got[at], wanted[at]])
         # Both must be the best two: a tie between losers excuses nothing.
-        top = not others.size or min(values[got[at]], values[wanted[at]]) >= others.max() - RELATIVE_GAP * np.abs(values).max()
-        assert gap < RELATIVE_GAP and top, (
+        top = (
+            not others.size
+            or min(values[got[at]], values[wanted[at]]) >= others.max() - RELATIVE_GAP * np.abs(values).max()
+        )
+        assert all((gap < RELATIVE_GAP, top)), (
             f"token {at} is {got[at]} instead of {wanted[at]}; their logits are {gap:.1e} of the largest apart, which is no tie"
         )
         self.ties += 1
-        print(f"near-tie at token {at} of a continuation of {len(prompt)} tokens: {got[at]} or {wanted[at]}, {gap:.1e} apart")
+        print(
+            f"near-tie at token {at} of a continuation of {len(prompt)} tokens: {got[at]} or {wanted[at]}, {gap:.1e} apart"
+        )
         return False
 
     def check(self) -> None:

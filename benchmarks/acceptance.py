@@ -1,0 +1,145 @@
+"""Accepted lengths of a draft head over prompt files, and whether the outputs equal plain decoding (and transformers').
+
+    python benchmarks/acceptance.py --target SmolLM2-135M-Instruct.Q4_1.gguf --prompts mt_bench.jsonl gsm8k.jsonl \
+        --num-prompts 20 --max-tokens 128 --out results.json
+
+Prompt files hold one JSON object a line with `turns`; the first turn is put into the chat template. Everything runs in float32
+at `highest` matmul precision, greedily. A row that differs from plain decoding is listed with the target's gap between the two tokens
+at the first difference, relative to the largest logit there: below 1e-5 it is a near tie, above it a fault.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from eagle_jax import generate, load_draft, load_target, speculative_generate
+from eagle_jax.loading.shipped import shipped_head
+
+SETTINGS = {
+    "chain 3": {"num_speculative_tokens": 3},
+    "chain 5": {"num_speculative_tokens": 5},
+    "chain 7": {"num_speculative_tokens": 7},
+    "tree 60/5/10": {"tree": {"total_tokens": 60, "depth": 5, "top_k": 10}},
+    "tree 60/7/10": {"tree": {"total_tokens": 60, "depth": 7, "top_k": 10}},
+}
+
+
+def relative_gap(target, ids: list[int], first: int, second: int) -> float:
+    """|logit[first] - logit[second]| / max |logit| after `ids`."""
+    model = target.model
+    tokens = jnp.asarray([ids], jnp.int32)
+    out = model(tokens, jnp.arange(len(ids))[None], model.empty_cache(1, 1), jnp.zeros((1,), jnp.int32))
+    logits = np.asarray(model.logits(out.hidden[:, -1:]))[0, 0].astype(np.float64)
+    return float(abs(logits[first] - logits[second]) / np.abs(logits).max())
+
+
+def differences(target, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]]) -> list[dict]:
+    """Rows that differ, each with its first difference and the gap there."""
+    found = []
+    for row, (prompt, a, b) in enumerate(zip(prompts, ours, theirs, strict=True)):
+        if a == b:
+            continue
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        gap = relative_gap(target, prompt + a[:at], a[at], b[at]) if at < min(len(a), len(b)) else None
+        found.append({"row": row, "token": at, "relative_gap": gap})
+    return found
+
+
+def transformers_outputs(path: Path, prompts: list[list[int]], max_tokens: int, stops: list[int]) -> list[list[int]]:
+    """Greedy outputs of transformers in float32 from the same GGUF file."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).to(device)
+    outputs = []
+    for prompt in track(prompts, "transformers"):
+        ids = torch.tensor([prompt], device=device)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens, eos_token_id=stops,
+            pad_token_id=stops[0], repetition_penalty=1.0,
+        )  # fmt: skip
+        outputs.append(out[0, len(prompt) :].tolist())
+    return outputs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True, help="target checkpoint")
+    parser.add_argument("--draft", default=None, help="draft head (default: the shipped one)")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL files with `turns`")
+    parser.add_argument("--num-prompts", type=int, default=20)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--transformers", action="store_true", help="compare plain decoding with transformers too")
+    parser.add_argument("--out", type=Path, default=None, help="write all figures to this JSON file")
+    args = parser.parse_args()
+    jax.config.update("jax_default_matmul_precision", "highest")
+    target = load_target(args.target, dtype="float32")
+    draft = load_draft(args.draft or shipped_head("smollm2-135m-instruct-eagle3"), target)
+    device = jax.devices()[0]
+    report = {
+        "device": device.device_kind,
+        "jax": jax.__version__,
+        "settings": vars(args) | {"out": str(args.out)},
+        "sets": {},
+    }
+    table = Table("set", "drafting", "accepted length", "rounds", "tokens", "equal to plain", "seconds")
+    assert target.tokenizer is not None
+    common = {"max_new_tokens": args.max_tokens, "max_num_seqs": args.max_num_seqs}
+    for file in args.prompts:
+        turns = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()][: args.num_prompts]
+        prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": turn}]) for turn in turns]
+        ids = [{"prompt_token_ids": prompt} for prompt in prompts]
+        start = time.perf_counter()
+        plain = generate(target, ids, **common)
+        figures = {"plain": {"tokens": sum(map(len, plain.token_ids)), "seconds": time.perf_counter() - start}}
+        if args.transformers:
+            reference = transformers_outputs(args.target, prompts, args.max_tokens, list(target.config.eos_token_ids))
+            unequal = differences(target, prompts, plain.token_ids, reference)
+            figures["transformers"] = {"equal": len(prompts) - len(unequal), "differences": unequal}
+            table.add_row(file.stem, "transformers", "", "", "", f"{len(prompts) - len(unequal)} / {len(prompts)}", "")
+        for name in args.settings:
+            start = time.perf_counter()
+            result = speculative_generate(target, draft, ids, **common, **SETTINGS[name])
+            seconds = time.perf_counter() - start
+            rows = list(result.metrics)
+            rounds = sum(row.rounds for row in rows)
+            emitted = sum(sum(row.accepted_lengths) for row in rows)
+            unequal = differences(target, prompts, result.token_ids, plain.token_ids)
+            histogram: dict[int, int] = {}
+            for row in rows:
+                for length in row.accepted_lengths:
+                    histogram[length] = histogram.get(length, 0) + 1
+            figures[name] = {
+                "accepted_length": emitted / rounds,
+                "rounds": rounds,
+                "histogram": dict(sorted(histogram.items())),
+                "tokens": sum(map(len, result.token_ids)),
+                "equal": len(prompts) - len(unequal),
+                "differences": unequal,
+                "seconds": seconds,
+            }
+            print(f"{file.stem} {name}: {emitted / rounds:.3f} in {seconds:.1f} s", flush=True)
+            table.add_row(
+                file.stem, name, f"{emitted / rounds:.3f}", str(rounds), str(figures[name]["tokens"]),
+                f"{len(prompts) - len(unequal)} / {len(prompts)}", f"{seconds:.1f}",
+            )  # fmt: skip
+        report["sets"][file.stem] = figures
+        if args.out:  # after each set: a run that is cut short keeps what it has
+            args.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
