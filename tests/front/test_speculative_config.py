@@ -41,8 +41,7 @@ def test_tree_and_the_other_keys():
         ({"tree": {"total_tokens": 6, "depth": 2, "top_k": 2}}, "has both num_speculative_tokens .* and tree"),
         ({"model": None}, "lacks model"),
         ({"model": ""}, "model must be a path or a repository, got ''"),
-        ({"method": "eagle"}, "method 'eagle' is not supported; supported are 'eagle3'"),
-        ({"method": "ngram"}, "method 'ngram' is not supported"),
+        ({"method": "ngram"}, "method 'ngram' is not supported; supported are 'eagle', 'eagle3'"),
         (
             {"tensor_parallel_size": 1},
             "'tensor_parallel_size', which does not belong there: use draft_tensor_parallel_size",

@@ -388,13 +388,6 @@ def test_a_head_of_another_target_raises_with_both_numbers(tmp_path, overrides, 
         load(tmp_path, random_target(**overrides), config=head_config(**config))
 
 
-def test_an_eagle_1_head_is_named(tmp_path, target):
-    tensors = {n: t for n, t in numbered(head_tensors()).items() if "hidden_norm" not in n and n not in ("d2t", "t2d")}
-    tensors["fc.weight"] = torch.zeros(32, 64)
-    with pytest.raises(CheckpointError, match=r"EAGLE-1 or EAGLE-2 head: its fc.weight \(32, 64\)"):
-        load(tmp_path, target, tensors)
-
-
 def test_something_else_is_no_head(tmp_path, target):
     with pytest.raises(CheckpointError, match="no EAGLE head"):
         load(tmp_path, target, {"x": torch.zeros(2)})

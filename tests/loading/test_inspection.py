@@ -9,6 +9,7 @@ from checkpoint_files import edit_tensors, head_config, head_tensors, hugging_fa
 
 from eagle_jax.loading import inspect_checkpoint, load_draft, load_target, parameter_count
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 SHIPPED = Path(__file__).parents[2] / "checkpoints" / "smollm2-135m-instruct-eagle3"
 
 
@@ -85,9 +86,15 @@ def test_missing_and_unexpected_tensors_are_listed(tmp_path):
 
 
 def test_other_kinds(tmp_path):
-    eagle = {n: t for n, t in head_tensors().items() if n not in ("midlayer.hidden_norm.weight", "d2t", "t2d")}
-    report = inspect_checkpoint(save_head(tmp_path / "eagle", eagle | {"fc.weight": torch.zeros(32, 64)}))
-    assert (report.kind, report.loads) == ("eagle", False)
+    report = inspect_checkpoint(GOLDEN / "head_A_e1", GOLDEN / "target_A")
+    assert (report.kind, report.loads, report.capture_layers, report.capture_layers_guessed) == (
+        "eagle",
+        True,
+        (8,),
+        False,
+    )
+    report = inspect_checkpoint(GOLDEN / "head_A_e1")
+    assert (report.kind, report.loads, report.capture_layers) == ("eagle", True, None)
     report = inspect_checkpoint(save_head(tmp_path / "other", {"x": torch.zeros(2)}))
     assert (report.kind, report.loads) == ("unknown", False)
 
