@@ -4,8 +4,8 @@
         --num-prompts 20 --max-tokens 128 --out results.json
 
 Prompt files hold one JSON object a line with `turns`; the first turn is put into the chat template. Everything runs in float32
-at `highest` matmul precision, greedily. A row that differs from plain decoding is listed with the target's gap between the two tokens
-at the first difference, relative to the largest logit there: below 1e-5 it is a near tie, above it a fault.
+at `highest` matmul precision, greedily. A row that differs from plain decoding is listed with the gap between the two tokens
+in the logits at the first difference, relative to the largest one: below 1e-5 it is a near tie, above it a fault.
 """
 
 import argparse

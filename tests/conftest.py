@@ -8,7 +8,10 @@ os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
 # Tests of sharding use 8 devices; the others see the first of them.
 _flags = os.environ.get("XLA_FLAGS", "").split()
 _flags = [flag for flag in _flags if not flag.startswith("--xla_force_host_platform_device_count")]
-os.environ["XLA_FLAGS"] = " ".join([*_flags, "--xla_force_host_platform_device_count=8"])
+# Hundreds of small programs are compiled and hardly run: LLVM's optimisation would take longer than it saves.
+_flags = [flag for flag in _flags if not flag.startswith("--xla_backend_optimization_level")]
+_flags += ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+os.environ["XLA_FLAGS"] = " ".join(_flags)
 # Nothing is fetched from the model hub, and no test depends on whether it can be reached.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"

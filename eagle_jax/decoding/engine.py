@@ -204,6 +204,11 @@ class Engine:
         self._serving = True
         try:
             yield from self._dispatches(requests, rounds_per_dispatch)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._state = None  # the program that failed may have consumed it
+            raise
         finally:
             self._serving = False
 

@@ -17,6 +17,7 @@ from eagle_jax.loading.errors import CheckpointError, about
 from eagle_jax.loading.hub import resolve
 from eagle_jax.loading.placement import Match, Sharding, Table, fill, match_tensors
 from eagle_jax.loading.progress import Progress
+from eagle_jax.loading.shipped import shipped_head, shipped_heads
 from eagle_jax.loading.sources import open_source, read_json, same_values
 from eagle_jax.loading.tables import draft_unused, eagle1_table, eagle3_table
 from eagle_jax.loading.target import Target
@@ -71,7 +72,7 @@ def load_draft(
     A head that stores an embedding equal to the target's shares the target's array; a different one is kept.
 
     Args:
-      path_or_repo: a folder with config.json and weights, or a repository of the model hub.
+      path_or_repo: a folder with config.json and weights, the name of a shipped head, or a repository of the model hub.
       target: the target that the head drafts for.
       dtype: dtype of the head; None takes the target's, other values as in `load_target`.
       revision: branch, tag or commit of a repository.
@@ -92,6 +93,8 @@ def load_draft(
     wanted = np.dtype(target.model.dtype) if dtype is None else parse_dtype(dtype)
     if rope_theta is not None and not rope_theta > 1:
         raise ValueError(f"rope_theta must be greater than 1, not {rope_theta!r}")
+    if not Path(path_or_repo).exists() and str(path_or_repo) in shipped_heads():
+        path_or_repo = shipped_head(str(path_or_repo))
     path = resolve(path_or_repo, revision=revision, download_dir=download_dir)
     shape = TargetShape(
         hidden_size=target.config.hidden_size,
