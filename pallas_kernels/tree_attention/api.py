@@ -9,7 +9,10 @@ from pallas_kernels.tree_attention.blocked import BLOCK, blocked_tree_attention
 from pallas_kernels.tree_attention.reference import reference_tree_attention
 
 Implementation = Literal["xla", "xla_blocked"]
-_BACKENDS: dict[str, Callable[..., jax.Array]] = {"xla": reference_tree_attention, "xla_blocked": blocked_tree_attention}
+_BACKENDS: dict[str, Callable[..., jax.Array]] = {
+    "xla": reference_tree_attention,
+    "xla_blocked": blocked_tree_attention,
+}
 IMPLEMENTATIONS = tuple(_BACKENDS)
 
 

@@ -21,7 +21,7 @@ MEMORY = {"v5e": 16e9, "v5p": 95e9, "v6e": 32e9, "tpu7x": 96e9}
 """Bytes of one device."""
 
 COPIED = {"v5e": 0.25, "v5p": 0.25, "v6e": 0.25, "tpu7x": 1.2}
-"""Most temporaries, as a share of the weights. For tpu7x, libtpu 0.0.52 keeps a copy of every matrix for the time of a dispatch."""
+"""Most temporaries, as a share of the weights. For tpu7x, libtpu 0.0.52 copies every matrix for the time of a dispatch."""
 
 
 def compile_for(
