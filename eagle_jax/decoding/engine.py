@@ -180,8 +180,11 @@ class Engine:
           ValueError: a request that does not fit, before anything is run.
           RuntimeError: the engine is still serving another call.
         """
+        if self._serving:
+            raise RuntimeError("this engine is still serving: exhaust or close the iterator of the earlier call first")
         for index, request in enumerate(requests):
             self._check(index, request)
+        self._aborted = set()
         return self._serve(requests, rounds_per_dispatch)
 
     def _check(self, index: int, request: Request) -> None:
@@ -216,7 +219,6 @@ class Engine:
         self.compile()
         programs, weights = self._programs, self._weights
         assert programs is not None
-        self._aborted = set()
         # A state left by a request that was not finished serves as well as a new one: prefill resets a slot completely.
         state = self._state if self._state is not None else programs.init(weights)
         self._state = None
