@@ -41,7 +41,7 @@ def test_the_measurements_as_json(demo):
     code, out, _ = demo("--json", "--repeats", "2")
     assert code == 0
     found = json.loads(out)
-    assert found["tree"] == {"total_tokens": 4, "depth": 2, "top_k": 1}  # the default on CPU: a chain of 3
+    assert found["tree"] == {"total_tokens": 3, "depth": 1, "top_k": 1}  # the default on CPU: a chain of 2
     assert found["tokens"] == 16
     assert found["same_tokens"] is True
     assert len(found["plain"]) == len(found["speculative"]) == 2

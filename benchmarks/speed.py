@@ -1,0 +1,109 @@
+"""Speed of plain and speculative decoding, and of transformers' plain decoding, on the same prompts in one run.
+
+    python benchmarks/speed.py --target SmolLM2-135M-Instruct.Q4_1.gguf --prompts gsm8k.jsonl mt_bench.jsonl \
+        --num-prompts 3 --max-tokens 192 --out results.json
+
+One prompt at a time, greedily, each setting in turn on each prompt; the figures are medians over prompts of the time per token
+after the prefill, compilation apart. Machines are noisy: the ratios of one run are what counts. Prompt files are as in
+acceptance.py.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from eagle_jax import generate, load_draft, load_target, speculative_generate
+
+
+def transformers_seconds(path: Path, prompts: list[list[int]], tokens: int, dtype: str) -> list[float]:
+    """Seconds per token of transformers' greedy decoding after the prefill, for each prompt, from the same GGUF file."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=getattr(torch, dtype)).to(
+        device
+    )
+
+    def seconds(prompt: list[int], count: int) -> float:
+        ids = torch.tensor([prompt], device=device)
+        start = time.perf_counter()
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=count, max_new_tokens=count
+        )
+        return time.perf_counter() - start
+
+    seconds(prompts[0], 2)
+    return [(seconds(prompt, tokens) - seconds(prompt, 1)) / (tokens - 1) for prompt in prompts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True, help="target checkpoint")
+    parser.add_argument("--draft", default="smollm2-135m-instruct-eagle3", help="draft head (default: the shipped one)")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL files with `turns`")
+    parser.add_argument("--num-prompts", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--chains", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--transformers", type=int, default=0, metavar="N", help="also time N tokens of transformers")
+    parser.add_argument("--out", type=Path, default=None, help="write all figures to this JSON file")
+    args = parser.parse_args()
+    target = load_target(args.target, dtype=args.dtype)
+    draft = load_draft(args.draft, target)
+    assert target.tokenizer is not None
+    report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "settings": vars(args), "sets": {}}
+    table = Table("set", "decoding", "ms / token", "speed-up", "accepted length", "ms / round")
+    for file in args.prompts:
+        turns = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()][: args.num_prompts]
+        prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": turn}]) for turn in turns]
+        seconds: dict[str, list[float]] = {}
+        rounds: dict[str, int] = {}
+        for index, prompt in enumerate(prompts):
+            common = {"prompts": {"prompt_token_ids": prompt}, "max_new_tokens": args.max_tokens}
+            for name in ["plain", *(f"chain {k}" for k in args.chains)]:
+                for warm in (True, False) if index == 0 else (False,):  # the first call compiles
+                    if name == "plain":
+                        result = generate(target, **common)
+                    else:
+                        result = speculative_generate(target, draft, **common, num_speculative_tokens=int(name[6:]))
+                    if not warm:
+                        tokens = len(result.token_ids[0]) - 1
+                        seconds.setdefault(name, []).append(result.timing.decode_seconds / tokens)
+                        rounds[name] = rounds.get(name, 0) + len(result.metrics[0].accepted_lengths)
+        if args.transformers:
+            seconds["transformers"] = transformers_seconds(args.target, prompts, args.transformers, args.dtype)
+        plain = statistics.median(seconds["plain"])
+        figures = {}
+        for name, values in seconds.items():
+            median = statistics.median(values)
+            length = rounds["plain"] / rounds[name] if name in rounds else 1.0
+            figures[name] = {
+                "ms_per_token": 1e3 * median,
+                "speed_up": plain / median,
+                "accepted_length": length,
+                "ms_per_round": 1e3 * median * length,
+            }
+            row = figures[name]
+            table.add_row(
+                file.stem,
+                name,
+                f"{1e3 * median:.1f}",
+                f"{plain / median:.2f}",
+                f"{length:.2f}",
+                f"{row['ms_per_round']:.1f}",
+            )
+        report["sets"][file.stem] = figures
+        if args.out:
+            args.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
