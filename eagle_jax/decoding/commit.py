@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from eagle_jax.decoding.accept import Acceptance
 from eagle_jax.decoding.state import LENGTH, RUNNING, STOPPED, DecodeState, DraftState
 from eagle_jax.decoding.verify import TargetOutput
+from eagle_jax.models.cache import ordered_after
 
 
 def cut(state: DecodeState, tokens: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -46,10 +47,8 @@ def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptan
     """
     emitted, finish = cut(state, acceptance.tokens, acceptance.counts + 1)
     lengths = state.lengths + emitted
-    # All D + 1 rows of the path are written; those beyond the new length are never read and soon overwritten. `emitted` is never
-    # negative, so the minimum is the old length. Written so, the write depends on the verification, which has read the cache:
-    # XLA then updates it in place, where it would copy every buffer each round if it could write first.
-    cache = state.target_cache.write(output.rows.take(acceptance.path), jnp.minimum(state.lengths, lengths))
+    # All D + 1 rows of the path are written; those beyond the new length are never read and soon overwritten.
+    cache = state.target_cache.write(output.rows.take(acceptance.path), ordered_after(state.lengths, emitted))
     features = jnp.take_along_axis(output.features, acceptance.path[..., None], axis=1)
     running = state.running
     depth = state.accepted_at_depth.shape[1]

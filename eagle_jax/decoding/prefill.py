@@ -10,6 +10,7 @@ from eagle_jax.decoding.commit import cut, write_tokens
 from eagle_jax.decoding.draft import Drafter
 from eagle_jax.decoding.state import RUNNING, DecodeState
 from eagle_jax.decoding.verify import choose
+from eagle_jax.models.cache import ordered_after
 from eagle_jax.models.llama import Llama
 
 
@@ -63,7 +64,7 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
         limits=state.limits.at[slot].set(chunk.limit),
         stop_ids=state.stop_ids.at[slot].set(chunk.stop_ids),
         finish=state.finish.at[slot].set(RUNNING),
-        target_cache=state.target_cache.write_slot(out.rows, slot, start),
+        target_cache=state.target_cache.write_slot(out.rows, slot, ordered_after(start, first_token[0, 0])),
         draft=draft,
         rounds=state.rounds.at[slot].set(0),
         accepted_lengths=state.accepted_lengths.at[slot].set(0),

@@ -29,8 +29,6 @@ class Footprint:
     draft_dtype: jnp.dtype | None
     slots: int
     prefill_chunk: int
-    copies_caches: bool
-    """Whether programs work on a copy of the caches, as XLA makes them on CPU."""
 
     def cache_bytes(self, max_length: int) -> int:
         """Bytes of the caches of target and head, and of the token buffers, for sequences of up to `max_length` tokens."""
@@ -47,7 +45,9 @@ class Footprint:
         nodes = 1 if self.tree is None else self.tree.total_tokens
         prefill = self._forward(1, self.prefill_chunk, max_length, logit_rows=1)
         rounds = self._forward(self.slots, nodes, max_length, logit_rows=nodes)
-        return max(prefill, rounds, self.cache_bytes(max_length) if self.copies_caches else 0)
+        # A prefill cuts its slot out of the caches of several; everything else updates them in place.
+        slot = self.cache_bytes(max_length) // self.slots if self.slots > 1 else 0
+        return max(prefill + slot, rounds)
 
     def total(self, max_length: int) -> int:
         """Both."""

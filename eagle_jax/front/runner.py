@@ -247,7 +247,6 @@ class Runner:
             draft_dtype=None if self.draft is None else np.dtype(self.draft.head.dtype),
             slots=shape.slots,
             prefill_chunk=self.prefill_chunk,
-            copies_caches=self._device.platform == "cpu",
         )
 
 

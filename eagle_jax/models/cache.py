@@ -86,3 +86,12 @@ class KVCache:
             return jax.lax.dynamic_update_slice(buffer, update.astype(buffer.dtype), (slot, zero, start, zero))
 
         return KVCache(tuple(map(put, self.keys, rows.keys)), tuple(map(put, self.values, rows.values)))
+
+
+def ordered_after(start: jax.Array, result: jax.Array) -> jax.Array:
+    """`start`, int32, as a number that XLA knows only once `result`, an int32 of at least 0, has been computed.
+
+    New keys and values do not depend on what attention reads from the cache. A write of them could go first, so XLA would copy
+    every buffer to keep the old rows; a write at a position that depends on the forward's result updates the buffers in place.
+    """
+    return jnp.minimum(start, start + result)

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import golden
 from support.drive import make_plan, prefill_slots, prompt_chunks
 from support.tiny import abstract_state, draft_config, llama_config, random_head, random_llama
 
+from eagle_jax.decoding.engine import Engine
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
 from eagle_jax.decoding.tree import DraftTree, TreeConfig, ancestor_mask
 from eagle_jax.decoding.verify import verify
@@ -163,3 +165,14 @@ def test_the_ancestor_mask_is_derived_from_parents() -> None:
                 path.add(node)
             start = max(path)
             assert set(np.flatnonzero(mask[b, start])) == path
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_no_program_copies_the_caches(slots: int) -> None:
+    """Prefill may cut its own slot out of several; nothing else may grow with the caches."""
+    engine = Engine(golden.target("target_A").model, None, tree=None, slots=slots, max_length=8192, prefill_chunk=16)
+    engine.compile()
+    state = jax.eval_shape(init_state, engine.plan, engine._weights)
+    cache = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.target_cache))
+    assert cache > 10e6
+    assert engine.temporary_bytes < cache * (0.1 if slots == 1 else 1.2 / slots)

@@ -33,7 +33,6 @@ def footprint(models, slots=2, **changes):
         "draft_dtype": np.dtype("float32"),
         "slots": slots,
         "prefill_chunk": 64,
-        "copies_caches": False,
     }
     return Footprint(**(settings | changes))
 
@@ -60,14 +59,16 @@ def test_longest_length_is_the_last_that_fits(models):
     assert needs.largest_max_length(10, 8192) == 0
 
 
-def test_copies_of_the_caches_count(models):
-    once, twice = footprint(models, slots=64), footprint(models, slots=64, copies_caches=True)
-    assert twice.total(8192) >= 2 * twice.cache_bytes(8192) > once.total(8192)
+def test_the_slot_that_is_prefilled_counts(models):
+    one, many = footprint(models, slots=1), footprint(models, slots=2)
+    grows = [needs.temporary_bytes(8192) - needs.temporary_bytes(4096) for needs in (one, many)]
+    slot = one.cache_bytes(8192) - one.cache_bytes(4096)
+    assert grows[1] - grows[0] == pytest.approx(slot, rel=0.05)
 
 
 def test_call_that_does_not_fit_names_the_length_that_does(models, monkeypatch):
     target, _ = models
-    needs = footprint(models, slots=1, draft=None, tree=None, draft_dtype=None, copies_caches=True)
+    needs = footprint(models, slots=1, draft=None, tree=None, draft_dtype=None)
     limit(monkeypatch, needs.total(3000))
     compiled = []
     monkeypatch.setattr(runner, "TimedEngine", lambda *args, **options: compiled.append(options))
@@ -85,7 +86,7 @@ def test_call_that_does_not_fit_names_the_length_that_does(models, monkeypatch):
 
 def test_limits_given_to_llm_are_checked_when_it_is_made(models, monkeypatch):
     target, _ = models
-    needs = footprint(models, slots=4, draft=None, tree=None, draft_dtype=None, copies_caches=True)
+    needs = footprint(models, slots=4, draft=None, tree=None, draft_dtype=None)
     limit(monkeypatch, needs.total(2048))
     LLM(target)
     LLM(target, max_model_len=2048, max_num_seqs=4)
