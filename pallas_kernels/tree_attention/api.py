@@ -1,19 +1,11 @@
-"""The one entry point of tree attention: the contract, its checks, and the choice of a backend."""
+"""The one entry point of tree attention: the contract and its checks."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
-from pallas_kernels.tree_attention.blocked import BLOCK, blocked_tree_attention
-from pallas_kernels.tree_attention.reference import reference_tree_attention
-
-Implementation = Literal["xla", "xla_blocked"]
-_BACKENDS: dict[str, Callable[..., jax.Array]] = {
-    "xla": reference_tree_attention,
-    "xla_blocked": blocked_tree_attention,
-}
-IMPLEMENTATIONS = tuple(_BACKENDS)
+from pallas_kernels.tree_attention.backends import IMPLEMENTATIONS, Choice, Device, Implementation, choose
+from pallas_kernels.tree_attention.operation import bind
 
 
 def tree_attention(
@@ -49,16 +41,67 @@ def tree_attention(
       prefix_start: first visible prefix row of each query, int32 `[B, T]` (sliding windows); None means 0. The window over
         the tail belongs into `tail_mask`.
       soft_cap: if given, scores become `soft_cap * tanh(scores / soft_cap)` before masking.
-      implementation: forces a backend: "xla" reads the whole capacity at once, "xla_blocked" the committed blocks one by one
-        (capacities of whole blocks only). None chooses by platform: blocks on the CPU, the whole elsewhere.
+      implementation: forces a backend: "mosaic_tpu" and "mosaic_gpu" are kernels, for TPUs and for Hopper GPUs; "xla_blocked" is
+        plain XLA that reads the committed blocks of keys one by one, "xla" plain XLA that reads the whole capacity at once.
+        None takes the first that does these shapes on the device for which the program is compiled (`ORDER` in `backends`).
 
     Returns:
       `[B, T, Hq, Dh]` in the dtype of `queries`.
 
     Raises:
       ValueError: shapes that do not fit together, or an unknown `implementation`.
-      NotImplementedError: a forced `implementation` that cannot do these shapes; it says what is missing.
+      NotImplementedError: a forced `implementation` that cannot do this call; it says what is missing. Raised when the program is
+        lowered, since only then is its device known.
     """
+    arrays = (queries, cache_keys, cache_values, lengths, tail_keys, tail_values, tail_mask, prefix_start)
+    check(*arrays, implementation=implementation)
+    return bind(arrays, scale=scale, soft_cap=soft_cap, implementation=implementation)
+
+
+def chosen_backend(
+    device: jax.Device,
+    queries: Any,
+    cache_keys: Any,
+    cache_values: Any,
+    lengths: Any,
+    tail_keys: Any,
+    tail_values: Any,
+    tail_mask: Any = None,
+    *,
+    scale: float,
+    prefix_start: Any = None,
+    soft_cap: float | None = None,
+    implementation: Implementation | None = None,
+) -> Choice:
+    """Says which backend `tree_attention` gets on a device, and why not those before it. Nothing is compiled or run.
+
+    Args:
+      device: a device of this process or of a topology.
+      queries: this and the rest as for `tree_attention`; `jax.ShapeDtypeStruct`s will do in place of arrays.
+
+    Raises:
+      ValueError: as `tree_attention`.
+      NotImplementedError: a forced `implementation` that cannot do this call; it says what is missing.
+    """
+    arrays = (queries, cache_keys, cache_values, lengths, tail_keys, tail_values, tail_mask, prefix_start)
+    check(*arrays, implementation=implementation)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
+    return choose(Device.of(device), shapes, {"scale": scale, "soft_cap": soft_cap}, implementation)
+
+
+def check(
+    queries: Any,
+    cache_keys: Any,
+    cache_values: Any,
+    lengths: Any,
+    tail_keys: Any,
+    tail_values: Any,
+    tail_mask: Any,
+    prefix_start: Any,
+    *,
+    implementation: str | None,
+) -> None:
+    """Raises `ValueError` for arguments of `tree_attention` that do not fit together."""
     batch, length, query_heads, head_dim = queries.shape
     kv_heads = cache_keys.shape[1]
     expected = (batch, kv_heads, cache_keys.shape[2], head_dim)
@@ -83,16 +126,3 @@ def tree_attention(
         raise ValueError(f"prefix_start {prefix_start.shape} must be [B, T] = {(batch, length)}")
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r} is unknown; choose one of {', '.join(IMPLEMENTATIONS)}")
-    arguments = (queries, cache_keys, cache_values, lengths, tail_keys, tail_values, tail_mask)
-    options: dict[str, Any] = {"scale": scale, "prefix_start": prefix_start, "soft_cap": soft_cap}
-    with jax.named_scope("tree_attention"):
-        if implementation is not None:
-            return _BACKENDS[implementation](*arguments, **options)
-        if cache_keys.shape[2] % min(BLOCK, cache_keys.shape[2]):
-            return reference_tree_attention(*arguments, **options)
-        # Both are traced, one is compiled: the platform is known when the program is lowered.
-        return jax.lax.platform_dependent(
-            *arguments,
-            cpu=lambda *arrays: blocked_tree_attention(*arrays, **options),
-            default=lambda *arrays: reference_tree_attention(*arrays, **options),
-        )

@@ -1,7 +1,7 @@
 """Tree attention in plain XLA that walks the prefix in blocks of keys and stops at the longest committed length.
 
 The reference reads the whole capacity of the cache; this reads what is committed, with one softmax kept up to date from block to
-block (https://arxiv.org/abs/2112.05682). It serves where a short loop costs less than the unread part of the cache: on the CPU.
+block (https://arxiv.org/abs/2112.05682), and its scores are those of one block. It serves where there is no kernel.
 """
 
 import jax
@@ -9,8 +9,11 @@ import jax.numpy as jnp
 
 from pallas_kernels.tree_attention.reference import MASKED, group_queries, scaled_scores, ungroup
 
-BLOCK = 256
-"""Keys a step."""
+CPU_BLOCK = 256
+"""Keys a step on the CPU, where a step costs little."""
+
+BLOCK = 2048
+"""Keys a step elsewhere: on a GPU each step launches half a dozen kernels, whose time must be small beside the block's."""
 
 
 def blocked_tree_attention(
@@ -25,16 +28,11 @@ def blocked_tree_attention(
     scale: float,
     prefix_start: jax.Array | None,
     soft_cap: float | None,
+    block: int = BLOCK,
 ) -> jax.Array:
-    """See `pallas_kernels.tree_attention.api.tree_attention`.
-
-    Raises:
-      NotImplementedError: a cache whose capacity is not in whole blocks of keys.
-    """
+    """See `pallas_kernels.tree_attention.api.tree_attention`; `block` is the number of keys a step."""
     length, capacity = queries.shape[1], cache_keys.shape[2]
-    block = min(BLOCK, capacity)
-    if capacity % block:
-        raise NotImplementedError(f"the capacity {capacity} of the cache is no multiple of {block}")
+    block = min(block, capacity)
     grouped = group_queries(queries, cache_keys.shape[1])  # [B, Hkv, G, T, Dh]
 
     # The tail comes first: every query sees at least itself, so the running maximum is finite from the start.
@@ -47,13 +45,15 @@ def blocked_tree_attention(
     total = weights.sum(-1, keepdims=True)
     mixed = _mix(weights, tail_values)  # [B, Hkv, G, T, Dh]
 
-    def step(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def step(i: jax.Array | int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         peak, total, mixed = carry
-        start = i * block
+        # The last block of a capacity that is not in whole blocks starts early, and passes over what the one before it had.
+        first = i * block
+        start = jnp.minimum(first, capacity - block)
         keys = jax.lax.dynamic_slice_in_dim(cache_keys, start, block, axis=2)
         values = jax.lax.dynamic_slice_in_dim(cache_values, start, block, axis=2)
         rows = start + jnp.arange(block, dtype=jnp.int32)
-        committed = rows < lengths[:, None]  # [B, block]
+        committed = (rows >= first) & (rows < lengths[:, None])  # [B, block]
         visible = committed[:, None]  # [B, 1, block]
         if prefix_start is not None:
             visible = visible & (rows >= prefix_start[..., None])  # [B, T, block]
@@ -66,8 +66,12 @@ def blocked_tree_attention(
         values = jnp.where(committed[:, None, :, None], values, 0)
         return new_peak, total * shrink + weights.sum(-1, keepdims=True), mixed * shrink + _mix(weights, values)
 
-    blocks = (jnp.max(lengths) + block - 1) // block
-    _, total, mixed = jax.lax.fori_loop(0, blocks, step, (peak, total, mixed))
+    if capacity == block:
+        _, total, mixed = step(0, (peak, total, mixed))
+    else:
+        begin = 0 if prefix_start is None else jnp.clip(jnp.min(prefix_start), 0, capacity) // block
+        end = (jnp.max(lengths) + block - 1) // block
+        _, total, mixed = jax.lax.fori_loop(begin, end, step, (peak, total, mixed))
     return ungroup((mixed / total).astype(queries.dtype))
 
 
