@@ -7,7 +7,7 @@ from eagle_jax.models import DraftConfig, LlamaConfig
 
 
 def llama_table(config: LlamaConfig) -> Table:
-    """The tensors of a Llama checkpoint, under their Hugging Face names."""
+    """The tensors of a target, under their Hugging Face names, which all families share."""
     hidden = config.hidden_size
     table: dict[str, tuple[Piece, ...]] = {
         "embed.weight": (Piece("model.embed_tokens.weight", (config.vocab_size, hidden)),),
@@ -21,10 +21,14 @@ def llama_table(config: LlamaConfig) -> Table:
             f"model.layers.{i}",
             config,
             attention_width=hidden,
-            qkv_bias=config.attention_bias,
-            out_bias=config.attention_bias,
+            qkv_bias=config.qkv_bias,
+            out_bias=config.out_bias,
             mlp_bias=config.mlp_bias,
         )
+        if config.qk_norm:
+            for part in ("q_norm", "k_norm"):
+                name = f"model.layers.{i}.self_attn.{part}.weight"
+                table[f"layers.{i}.attention.{part}.weight"] = (Piece(name, (config.head_dim,)),)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Loading a target: a Llama from safetensors, torch or GGUF files, with its tokenizer and generation defaults."""
+"""Loading a target of any family from safetensors, torch or GGUF files, with its tokenizer and generation defaults."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from flax import nnx
 from eagle_jax.loading.dtypes import parse_dtype
 from eagle_jax.loading.errors import CheckpointError, about
 from eagle_jax.loading.gguf import GGUFSource
-from eagle_jax.loading.gguf_llama import GGUFLlamaSource, gguf_config
+from eagle_jax.loading.gguf_target import GGUFTargetSource, gguf_config
 from eagle_jax.loading.hub import resolve
 from eagle_jax.loading.placement import Match, Sharding, Table, fill, match_tensors
 from eagle_jax.loading.progress import Progress
@@ -61,14 +61,14 @@ def load_target(
     sharding: Sharding | None = None,
     progress: Progress = False,
 ) -> Target:
-    """Loads a Llama target.
+    """Loads a target: a Llama, Mistral, Qwen2 or Qwen3 (`eagle_jax.models.families`).
 
     Args:
       path_or_repo: a folder with config.json and safetensors or torch weights, a `.gguf` file, or a repository of the model hub.
       dtype: "auto" (float32 on CPU, bfloat16 on accelerators), "float32", "bfloat16", "float16", or one of these dtypes.
       revision: branch, tag or commit of a repository.
       download_dir: where repositories are kept, instead of the hub's own cache.
-      ignore_config_keys: unknown keys of config.json (or "llama." keys of a GGUF file) that are known not to matter.
+      ignore_config_keys: unknown keys of config.json (or keys such as "llama.note" of a GGUF file) that are known not to matter.
       sharding: where parameters go, one sharding or a function of path and shape; None is the default device.
       progress: True draws a bar, a function is called with (tensor, bytes read, bytes in all).
 
@@ -120,7 +120,7 @@ def plan_target(path: Path, *, ignore_config_keys: Iterable[str] = ()) -> Target
     generation: Mapping[str, Any] = {}
     if isinstance(source, GGUFSource):
         config = gguf_config(source, ignore_config_keys)
-        source = GGUFLlamaSource(source, config)
+        source = GGUFTargetSource(source, config)
     else:
         if (path / "generation_config.json").is_file():
             generation = read_json(path / "generation_config.json")

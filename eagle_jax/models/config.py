@@ -1,9 +1,10 @@
-"""Configuration of a target model, read from the config.json of a Llama checkpoint."""
+"""Configuration of a target model, read from the config.json of a checkpoint of any family."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from eagle_jax.models.families import OWN_KEYS, Family, find_family
 from eagle_jax.models.rope import RopeConfig
 
 # Keys that say nothing about the forward pass of a dense Llama decoder. Anything that is neither here nor read is an error.
@@ -19,21 +20,30 @@ IRRELEVANT_KEYS = frozenset({
     "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
     "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
     "suppress_tokens", "tf_legacy_loss", "transformers.js_config", "rope_interleaved", "max_sequence_length", "mlp_dropout",
+    "use_mrope",
 })  # fmt: skip
 
-_RELEVANT = frozenset({
-    "attention_bias", "bos_token_id", "dtype", "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size",
-    "max_position_embeddings", "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+# Switches of other models that exporters write down when they are off. Switched on, they make another model.
+_MUST_BE_OFF = (
+    "add_cross_attention",
+    "is_encoder_decoder",
+    "pruned_heads",
+    "rope_interleaved",
+    "tie_encoder_decoder",
+    "use_mrope",
+)
+
+_RELEVANT = OWN_KEYS | {
+    "bos_token_id", "compression_config", "dtype", "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size",
+    "max_position_embeddings", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
     "partial_rotary_factor", "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta",
     "tie_word_embeddings", "torch_dtype", "vocab_size",
-})  # fmt: skip
-
-MODEL_TYPES = ("llama",)
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
-    """Everything the forward pass of a Llama target depends on, and the ids at which its texts end."""
+    """Everything the forward pass of a target of any family depends on, and the ids at which its texts end."""
 
     vocab_size: int
     hidden_size: int
@@ -42,16 +52,38 @@ class LlamaConfig:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    model_type: str = "llama"
+    """The family (`eagle_jax.models.families`); the forward pass reads only what is spelled out below."""
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
     rope: RopeConfig = dataclasses.field(default_factory=RopeConfig)
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    """The attention's output projection has a bias."""
     mlp_bias: bool = False
+    qk_norm: bool = False
+    """Each head's queries and keys go through an RMSNorm before they are rotated (Qwen3)."""
+    sliding_windows: tuple[int | None, ...] = ()
+    """Attention window of each layer, in tokens with the own one, None for full attention; empty when no layer has one."""
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str | None = None
     """dtype the checkpoint says it was saved in, e.g. "bfloat16"; None if it does not say."""
+
+    def __post_init__(self) -> None:
+        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings pair its channels")
+        if self.sliding_windows and len(self.sliding_windows) != self.num_hidden_layers:
+            raise ValueError(
+                f"sliding_windows {self.sliding_windows} must have one entry for each of {self.num_hidden_layers} layers"
+            )
+        if any(size is not None and size < 1 for size in self.sliding_windows):
+            raise ValueError(f"sliding_windows {self.sliding_windows} must be at least 1: a token sees itself")
 
     @staticmethod
     def from_dict(
@@ -59,7 +91,7 @@ class LlamaConfig:
         generation_config: Mapping[str, Any] | None = None,
         ignore_keys: Iterable[str] = (),
     ) -> "LlamaConfig":
-        """Reads the parsed config.json of a Llama checkpoint, in the layout of transformers 4 or 5.
+        """Reads the parsed config.json of a checkpoint, in the layout of transformers 4 or 5.
 
         Args:
           config: the parsed config.json.
@@ -69,55 +101,111 @@ class LlamaConfig:
         Raises:
           ValueError: a missing, unknown or unsupported key, or numbers that do not fit together.
         """
-        model_type = config.get("model_type", "llama")
-        if model_type not in MODEL_TYPES:
-            raise ValueError(f"model_type {model_type!r} is not supported; supported are {', '.join(MODEL_TYPES)}")
-        if (quantization := config.get("quantization_config")) is not None:
-            method = (
-                quantization.get("quant_method", quantization) if isinstance(quantization, Mapping) else quantization
-            )
-            raise ValueError(f"the checkpoint is quantised ({method}); load an unquantised or a GGUF checkpoint")
-        unknown = {k for k in config if not k.startswith("_")} - _RELEVANT - IRRELEVANT_KEYS - set(ignore_keys)
-        if unknown:
-            raise ValueError(
-                f"config.json has keys that this library does not know: {sorted(unknown)}. If they do not change the "
-                f"forward pass, pass ignore_config_keys={sorted(unknown)}"
-            )
-        required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        if missing := [k for k in required if config.get(k) is None]:
-            raise ValueError(f"config.json lacks {', '.join(missing)}")
+        family = find_family(config)
+        _check_keys(config, family, set(ignore_keys))
         activation = config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
-            raise ValueError(f"hidden_act {activation!r} is not supported; Llama uses 'silu'")
-        heads = int(config["num_attention_heads"])
-        kv_heads = int(heads if config.get("num_key_value_heads") is None else config["num_key_value_heads"])
-        if kv_heads < 1 or heads % kv_heads:
-            raise ValueError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-        head_dim = config.get("head_dim")
+            raise ValueError(f"hidden_act {activation!r} is not supported; all families here use 'silu'")
+
+        def value(key: str, default: Any = None) -> Any:
+            return config.get(key, family.defaults.get(key, default))
+
+        heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
+        kv_heads, head_dim = value("num_key_value_heads"), value("head_dim")
         if head_dim is None:
             if config["hidden_size"] % heads:
                 raise ValueError(f"hidden_size {config['hidden_size']} is no multiple of num_attention_heads {heads}")
             head_dim = config["hidden_size"] // heads
-        if head_dim % 2:
-            raise ValueError(f"head_dim {head_dim} is odd; rotary embeddings pair its channels")
+        attention_bias = bool(config.get("attention_bias", False))
         return LlamaConfig(
             vocab_size=int(config["vocab_size"]),
             hidden_size=int(config["hidden_size"]),
             intermediate_size=int(config["intermediate_size"]),
-            num_hidden_layers=int(config["num_hidden_layers"]),
+            num_hidden_layers=layers,
             num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
+            num_key_value_heads=int(heads if kv_heads is None else kv_heads),
             head_dim=int(head_dim),
+            model_type=family.model_type,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
+            max_position_embeddings=int(value("max_position_embeddings", 2048)),
             rope=RopeConfig.from_config(config),
-            attention_bias=bool(config.get("attention_bias", False)),
+            qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+            out_bias=attention_bias if family.out_bias is None else family.out_bias,
             mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=family.qk_norm,
+            sliding_windows=_sliding_windows(config, family, layers),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             bos_token_id=config.get("bos_token_id"),
             eos_token_ids=_eos_ids(config, generation_config or {}),
             checkpoint_dtype=config.get("dtype") or config.get("torch_dtype"),
         )
+
+
+def _check_keys(config: Mapping[str, Any], family: Family, ignored: set[str]) -> None:
+    """Makes sure that every key of config.json has an effect, or is known to have none."""
+    for key in ("quantization_config", "compression_config"):
+        if (settings := config.get(key)) is not None:
+            method = settings.get("quant_method", settings) if isinstance(settings, Mapping) else settings
+            raise ValueError(
+                f"the checkpoint is quantised ({method}), as its {key} says; load an unquantised or a GGUF checkpoint"
+            )
+    hint = "If they do not change the forward pass, pass ignore_config_keys="
+    unknown = sorted({k for k in config if not k.startswith("_")} - _RELEVANT - IRRELEVANT_KEYS - ignored)
+    if unknown:
+        raise ValueError(f"config.json has keys that this library does not know: {unknown}. {hint}{unknown}")
+    if on := sorted(key for key in _MUST_BE_OFF if config.get(key) and key not in ignored):
+        raise ValueError(f"config.json has {', '.join(f'{k} {config[k]!r}' for k in on)}, which is not supported")
+    # What another family reads and this one does not must say nothing.
+    foreign = sorted(
+        key
+        for key in OWN_KEYS - family.own_keys - ignored
+        if config.get(key) and not (key == "layer_types" and _attends_fully(config, family))
+    )
+    if foreign:
+        raise ValueError(
+            f"config.json has {', '.join(f'{k} {config[k]!r}' for k in foreign)}, which a model of type {family.model_type!r} "
+            f"does not read. {hint}{foreign}"
+        )
+    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    if missing := [k for k in required if config.get(k) is None]:
+        raise ValueError(f"config.json lacks {', '.join(missing)}")
+
+
+def _attends_fully(config: Mapping[str, Any], family: Family) -> bool:
+    """Whether layer_types says of a family that does not read it what is true of it: that no layer has a window."""
+    window = config.get("sliding_window", family.defaults.get("sliding_window"))
+    return window is None and set(config["layer_types"]) == {"full_attention"}
+
+
+def _sliding_windows(config: Mapping[str, Any], family: Family, layers: int) -> tuple[int | None, ...]:
+    """The window of each layer, as transformers derives it; empty if there is none."""
+    if "sliding_window" not in family.own_keys:
+        return ()
+
+    def value(key: str, default: Any) -> Any:
+        read = config.get(key) if key in family.own_keys else None
+        return family.defaults.get(key, default) if read is None else read
+
+    # A window of null is no window; an absent one is the family's.
+    size = config.get("sliding_window", family.defaults["sliding_window"])
+    if not value("use_sliding_window", True):
+        size = None
+    first = value("max_window_layers", 0)
+    types = value(
+        "layer_types", ["full_attention" if size is None or i < first else "sliding_attention" for i in range(layers)]
+    )
+    if len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"layer_types {types} must name full_attention or sliding_attention for each of {layers} layers"
+        )
+    if "sliding_attention" not in types:
+        return ()
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise ValueError(
+            f"layer_types names sliding_attention, which needs an integer sliding_window and use_sliding_window; sliding_window "
+            f"is {config.get('sliding_window')!r}, use_sliding_window {config.get('use_sliding_window', False)!r}"
+        )
+    return tuple(size if kind == "sliding_attention" else None for kind in types)
 
 
 def _eos_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from flax import nnx
 
 from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.eagle_config import DraftConfig
-from eagle_jax.models.layers import MLP, Attention, RMSNorm
+from eagle_jax.models.layers import MLP, Attention, RMSNorm, sliding_window
 
 
 class VocabularyMap(nnx.Variable):
@@ -39,12 +39,8 @@ class DraftContext:
         """`prefix_start [B, T]` and tail mask of a layer that sees `size` tokens back, itself included (None: everything)."""
         if size is None:
             return None, self.tail_mask
-        positions = self.positions if self.tail_positions is None else self.tail_positions
-        near = self.positions[:, :, None] - positions[:, None] < size  # [B, T, M]
-        if self.tail_mask is None:
-            causal = self.positions[:, :, None] >= positions[:, None]
-            return self.positions - size + 1, near & causal
-        return self.positions - size + 1, near & self.tail_mask
+        tail_positions = self.positions if self.tail_positions is None else self.tail_positions
+        return sliding_window(size, self.positions, tail_positions, self.tail_mask)
 
 
 class DraftLayer(nnx.Module):

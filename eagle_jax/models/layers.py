@@ -37,6 +37,26 @@ class RMSNorm(nnx.Module):
         return self.weight[...] * wide.astype(x.dtype)
 
 
+def sliding_window(
+    size: int, positions: jax.Array, tail_positions: jax.Array, tail_mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """What rows see that look back `size` tokens, their own included.
+
+    Args:
+      size: the window.
+      positions: positions of the T rows, int32 `[B, T]`; row p of the committed prefix is at position p.
+      tail_positions: positions of the M rows of the tail, int32 `[B, M]`.
+      tail_mask: bool `[B, T, M]`, what each row sees of the tail without a window; None means everything up to its position.
+
+    Returns:
+      The first row of the prefix that each row sees, int32 `[B, T]` (negative where it sees all), and its mask over the tail,
+      bool `[B, T, M]`.
+    """
+    distance = positions[:, :, None] - tail_positions[:, None]  # [B, T, M]
+    seen = distance >= 0 if tail_mask is None else tail_mask
+    return positions - size + 1, seen & (distance < size)
+
+
 class Attention(nnx.Module):
     """Grouped-query attention over a committed prefix and a tail, with fused q/k/v."""
 
@@ -50,12 +70,16 @@ class Attention(nnx.Module):
         head_dim: int,
         qkv_bias: bool = False,
         out_bias: bool = False,
+        qk_norm_eps: float | None = None,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
+        """`qk_norm_eps`: each head's queries and keys are normed with that epsilon before they are rotated; None: not at all."""
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.qkv = Linear(in_features, (heads + 2 * kv_heads) * head_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
         self.out = Linear(heads * head_dim, out_features, bias=out_bias, dtype=dtype, rngs=rngs)
+        self.q_norm = None if qk_norm_eps is None else RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype)
+        self.k_norm = None if qk_norm_eps is None else RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype)
 
     def __call__(
         self,
@@ -88,6 +112,8 @@ class Attention(nnx.Module):
         batch, length = x.shape[:2]
         qkv = self.qkv(x).reshape(batch, length, -1, self.head_dim)
         queries, keys, values = jnp.split(qkv, (self.heads, self.heads + self.kv_heads), axis=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries = rotate(queries, *phases)
         keys = rotate(keys, *phases).transpose(0, 2, 1, 3)  # [B, Hkv, T, Dh]
         values = values.transpose(0, 2, 1, 3)

@@ -1,4 +1,4 @@
-"""The Llama target: a decoder that returns logits for the rows asked for, its new cache rows, and captured features."""
+"""The target of every family: a decoder that returns logits for the rows asked for, its new cache rows, and captured features."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from flax import nnx
 
 from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.config import LlamaConfig
-from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
+from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, sliding_window
 from eagle_jax.models.matmul import matmul
 
 
@@ -36,8 +36,9 @@ class DecoderLayer(nnx.Module):
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
-            qkv_bias=config.attention_bias,
-            out_bias=config.attention_bias,
+            qkv_bias=config.qkv_bias,
+            out_bias=config.out_bias,
+            qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
             dtype=dtype,
             rngs=rngs,
         )
@@ -46,7 +47,9 @@ class DecoderLayer(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """A Llama-family decoder (https://arxiv.org/abs/2302.13971), layers unrolled.
+    """A decoder of the Llama family (https://arxiv.org/abs/2302.13971) or a relative of it, layers unrolled.
+
+    Mistral, Qwen2 and Qwen3 differ from Llama by what `LlamaConfig` says of biases, norms and sliding windows, nothing else.
 
     Args:
       config: the model's configuration.
@@ -100,13 +103,20 @@ class Llama(nnx.Module):
         """
         config = self.config
         phases = config.rope.phases(positions, config.head_dim, prompt_lengths)
+        views = {
+            size: (None, tail_mask) if size is None else sliding_window(size, positions, positions, tail_mask)
+            for size in {None, *config.sliding_windows}
+        }
         x = self.embed(tokens)  # [B, T, H]
         captured: dict[int, jax.Array] = {}
         rows = []
         for i, layer in enumerate(self.layers):
             captured[i] = x
+            prefix_start, seen = views[config.sliding_windows[i] if config.sliding_windows else None]
             with jax.named_scope(f"layer_{i}"):
-                mixed, new = layer.attention(layer.input_norm(x), phases, cache.layer(i), lengths, tail_mask=tail_mask)
+                mixed, new = layer.attention(
+                    layer.input_norm(x), phases, cache.layer(i), lengths, tail_mask=seen, prefix_start=prefix_start
+                )
                 x = x + mixed
                 x = x + layer.mlp(layer.post_norm(x))
             rows.append(new)

@@ -200,5 +200,6 @@ def test_the_folder_is_complete() -> None:
         "greedy_A_e3_t6d4k1_p0",
         "greedy_A_e3_t26d3k4_p3",
         "greedy_B_e3_t26d3k4_p0",
+        "greedy_Q_e3_t26d3k4_p0",
         "eosmid_A_e3",
     } <= names

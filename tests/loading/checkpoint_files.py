@@ -146,7 +146,7 @@ def save_head(folder, tensors=None, config=None, container="safetensors"):
 
 def random_target(**overrides):
     """A target that was never on disk, for heads to be loaded for."""
-    config = LlamaConfig.from_dict(LLAMA | overrides)
+    config = LlamaConfig.from_dict({"model_type": "llama"} | LLAMA | overrides)
     graph, state = nnx.split(nnx.eval_shape(lambda: Llama(config, dtype=jnp.float32, rngs=nnx.Rngs(0))))
     draw = np.random.default_rng(0)
     values = jax.tree.map(lambda leaf: jnp.asarray(0.1 * draw.standard_normal(leaf.shape), leaf.dtype), state)

@@ -34,6 +34,7 @@ def test_draft(tmp_path):
 def test_an_8b_llama_by_hand():
     config = LlamaConfig.from_dict(
         LLAMA
+        | {"model_type": "llama"}
         | {
             "vocab_size": 128256,
             "hidden_size": 4096,

@@ -68,6 +68,7 @@ from eagle_jax.loading.tables import llama_table
 from eagle_jax.models import LlamaConfig
 folder = Path(sys.argv[1])
 config = dict(vocab_size=32000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=5, num_attention_heads=16)
+config["model_type"] = "llama"
 (folder / "config.json").write_text(json.dumps(config))
 pieces = [piece for row in llama_table(LlamaConfig.from_dict(config)).values() for piece in row]
 weight_map, total, largest = {}, 0, 0

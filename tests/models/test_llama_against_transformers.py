@@ -1,4 +1,4 @@
-"""Logits and hidden states of our Llama against transformers' over the space of configurations."""
+"""Logits and hidden states of our targets against transformers' over the families and the space of their configurations."""
 
 import functools
 import json
@@ -51,16 +51,44 @@ CASES: dict[str, dict[str, Any]] = {
     "yarn, attention_factor": {"rope": {**YARN, "attention_factor": 0.8, "beta_fast": 16.0, "beta_slow": 2.0}},
     "yarn, mscale": {"rope": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.6}},
     "yarn, not truncated": {"rope": {**YARN, "truncate": False}},
+    "mistral, window": {"family": "Mistral", "sliding_window": 7, "head_dim": 24, "num_key_value_heads": 1},
+    "mistral, no window, yarn": {"family": "Mistral", "sliding_window": None, "rope": YARN, "rope_theta": 1e6},
+    "qwen2": {"family": "Qwen2", "tie_word_embeddings": True, "rope_theta": 1e6},
+    "qwen2, windows from layer 1": {
+        "family": "Qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+    },
+    "qwen3": {"family": "Qwen3", "head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1e6},
+    "qwen3, layer types, biases": {
+        "family": "Qwen3",
+        "head_dim": 8,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 11,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+        "rms_norm_eps": 1e-2,
+    },
 }
 
 
-def reference(folder: Path, case: str, layout: int) -> transformers.LlamaForCausalLM:
+def build(**settings: Any) -> Any:
+    """A model of transformers: of the class that "family" names, Llama without."""
+    family = settings.pop("family", "Llama")
+    config = getattr(transformers, f"{family}Config")(**settings)
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def reference(folder: Path, case: str, layout: int) -> Any:
     """Writes a random model into the folder, its config.json in the layout of transformers 4 or 5, and returns it."""
     settings = BASE | CASES[case]
     rope, theta = settings.pop("rope", {}), settings.pop("rope_theta", 10000.0)
     torch.manual_seed(sum(map(ord, case)))
-    config = transformers.LlamaConfig(**settings, rope_parameters={"rope_type": "default", "rope_theta": theta} | rope)
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = build(**settings, rope_parameters={"rope_type": "default", "rope_theta": theta} | rope)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Large enough that attention is not flat and rotary phases matter; norms and biases are not trivial either.
@@ -79,6 +107,8 @@ def reference(folder: Path, case: str, layout: int) -> transformers.LlamaForCaus
         written["rope_scaling"] = None if old == {"rope_type": "default"} else old
         written["rope_theta"] = theta
         written["torch_dtype"] = written.pop("dtype")
+        if "layer types" not in case:  # earlier releases derived them, as a reader of their files must
+            written.pop("layer_types", None)
         path.write_text(json.dumps(written))
     return model
 
@@ -119,27 +149,41 @@ def assert_equal(ours: tuple[np.ndarray, np.ndarray], logits: torch.Tensor, stat
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_forward(case: str, tmp_path: Path) -> None:
-    layout = 4 if "type" in case or case == "dynamic" else 5
+    layout = 4 if "type" in case or case in ("dynamic", "mistral, window", "qwen2, windows from layer 1") else 5
     hf = reference(tmp_path, case, layout)
     model = load_target(tmp_path, dtype="float32").model
     tokens = np.random.default_rng(0).integers(0, 61, LENGTH)
     with torch.no_grad():
         out = hf(torch.tensor(tokens)[None], output_hidden_states=True)
-    assert len(out.hidden_states) == 3
+    assert len(out.hidden_states) == model.config.num_hidden_layers + 1
     assert out.logits.std() > 0.5, "a flat model proves nothing"
     ours = run(model, tokens, [LENGTH], LENGTH)
     assert_equal(ours, out.logits[0], tuple(s[0] for s in out.hidden_states))
-    if "rope" in CASES[case] or "rope_theta" in CASES[case]:
-        # The settings matter here: the same weights with the default ones speak differently.
-        settings = {k: v for k, v in (BASE | CASES[case]).items() if k not in ("rope", "rope_theta")}
-        plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
+    # The settings matter here: the same weights without them speak differently.
+    without: list[tuple[set[str], dict[str, Any]]] = []
+    if CASES[case].keys() & {"rope", "rope_theta"}:
+        without.append(({"rope", "rope_theta"}, {}))
+    if CASES[case].get("sliding_window"):
+        without.append(
+            ({"rope", "rope_theta", "sliding_window", "use_sliding_window", "layer_types"}, {"sliding_window": None})
+        )
+    for dropped, changed in without:
+        plain = build(**{k: v for k, v in (BASE | CASES[case]).items() if k not in dropped}, **changed)
         plain.load_state_dict(hf.state_dict())
         with torch.no_grad():
             difference = (plain(torch.tensor(tokens)[None]).logits - out.logits).abs().max()
         assert difference > 0.1
 
 
-@pytest.mark.parametrize("case", ["linear under type, kv heads 1, tied", "llama3, factor 8"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "linear under type, kv heads 1, tied",
+        "llama3, factor 8",
+        "mistral, window",
+        "qwen3, layer types, biases",
+    ],
+)
 def test_chunks_and_single_tokens_behind_a_cache(case: str, tmp_path: Path) -> None:
     hf = reference(tmp_path, case, 5)
     model = load_target(tmp_path, dtype="float32").model

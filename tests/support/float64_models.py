@@ -70,9 +70,12 @@ def attention(
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     qkv = x @ weights[prefix + "qkv.weight"].T + weights.get(prefix + "qkv.bias", 0.0)
     qkv = qkv.reshape(len(x), heads + 2 * kv_heads, dim)
+    queries, keys = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
+    if prefix + "q_norm.weight" in weights:
+        queries = rms_norm(queries, weights[prefix + "q_norm.weight"], config.rms_norm_eps)
+        keys = rms_norm(keys, weights[prefix + "k_norm.weight"], config.rms_norm_eps)
     speeds = angular_speeds(config.rope, dim)
-    queries = rotate(qkv[:, :heads], positions, speeds)
-    keys = rotate(qkv[:, heads : heads + kv_heads], positions, speeds)
+    queries, keys = rotate(queries, positions, speeds), rotate(keys, positions, speeds)
     values = qkv[:, heads + kv_heads :]
     out = np.empty_like(queries)
     for head in range(heads):
@@ -91,7 +94,7 @@ def mlp(x: np.ndarray, weights: Parameters, prefix: str) -> np.ndarray:
 
 
 class Float64Llama:
-    """The Llama target over whole sequences."""
+    """A target of any family over whole sequences."""
 
     def __init__(self, model: Any):
         self.config: LlamaConfig = model.config
@@ -101,12 +104,14 @@ class Float64Llama:
         """Logits `[T, V]` of the T tokens, and the hidden states as transformers numbers them (`[T, H]` each)."""
         config, weights = self.config, self.weights
         positions = np.arange(len(tokens))
-        visible = positions[:, None] >= positions
+        causal = positions[:, None] >= positions
         x = weights["embed.weight"][np.asarray(tokens)]
         states = []
         for i in range(config.num_hidden_layers):
             states.append(x)
             layer = f"layers.{i}."
+            window = config.sliding_windows[i] if config.sliding_windows else None
+            visible = causal if window is None else causal & (positions[:, None] - positions < window)
             normed = rms_norm(x, weights[layer + "input_norm.weight"], config.rms_norm_eps)
             x = x + attention(normed, weights, layer + "attention.", config, positions, visible)
             normed = rms_norm(x, weights[layer + "post_norm.weight"], config.rms_norm_eps)

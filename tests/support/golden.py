@@ -60,11 +60,11 @@ class Trace:
 
 @functools.cache
 def traces() -> tuple[Trace, ...]:
-    """Every greedy trace of a Llama in the folder."""
+    """Every greedy trace in the folder."""
     out = []
     for path in sorted((FOLDER / "traces").glob("*.json")):
         data = json.loads(path.read_text())
-        if data["sampling"] or data["target"] not in ("target_A", "target_B"):
+        if data["sampling"]:
             continue
         arrays = dict(np.load(path.with_suffix(".npz"))) if path.with_suffix(".npz").exists() else {}
         out.append(Trace(path.stem, data, arrays))
