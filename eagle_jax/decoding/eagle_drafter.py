@@ -90,7 +90,7 @@ class EagleDrafter:
         with jax.named_scope("draft_lm_head"):
             if self.head.config.own_lm_head:
                 return self.head.logits(hidden)
-            return self.target.logits(hidden.astype(self.target.dtype))
+            return self.target.logits(self.head.before_lm_head(hidden).astype(self.target.dtype))
 
     def best(self, hidden: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         """The likeliest next tokens after each output of the head.

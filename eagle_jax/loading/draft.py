@@ -1,16 +1,20 @@
-"""Loading a draft head: EAGLE-1, -2 or -3 in the community format, from safetensors or torch files."""
+"""Loading a draft head: EAGLE-1, -2 or -3, in EAGLE's format or that of speculators, from safetensors or torch files."""
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
-from eagle_jax.loading.draft_config import TargetShape, draft_kind, read_draft_config
+from eagle_jax.loading.draft_capture import CONVENTIONS, Capture, Convention
+from eagle_jax.loading.draft_config import EMBEDDING, LM_HEAD, draft_kind, read_draft_config
+from eagle_jax.loading.draft_format import HeadConfig, read_head_config
 from eagle_jax.loading.draft_names import RenamedSource
+from eagle_jax.loading.draft_reader import TargetShape
 from eagle_jax.loading.dtypes import parse_dtype
 from eagle_jax.loading.eagle1_config import read_eagle1_config
 from eagle_jax.loading.errors import CheckpointError, about
@@ -23,10 +27,11 @@ from eagle_jax.loading.tables import draft_unused, eagle1_table, eagle3_table
 from eagle_jax.loading.target import Target
 from eagle_jax.loading.vocabulary import read_vocabulary
 from eagle_jax.models import DraftConfig, DraftHead, make_head
+from eagle_jax.models.eagle_config import DraftMethod
 
 _log = logging.getLogger(__name__)
 
-EMBEDDING = "embed_tokens.weight"
+METHODS: tuple[DraftMethod, ...] = ("eagle", "eagle3")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,8 @@ class Draft:
     """The folder that was read."""
     notes: tuple[str, ...]
     """What had to be decided while loading: guessed capture layers, a shared embedding, wrong numbers in config.json."""
+    num_speculative_tokens: int | None = None
+    """Length of the chain that the checkpoint asks for (speculators); None if it does not say."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +55,19 @@ class DraftPlan:
     """What a head's checkpoint holds and how it would be loaded; no weight has been read."""
 
     config: DraftConfig
+    head: HeadConfig
     source: RenamedSource
     table: Table
     match: Match
     vocabulary: np.ndarray | None
     """Target id of each draft id, int32 `[Vd]`; None where they are the same ids."""
+    capture: Capture
+    sharing: Mapping[str, str]
+    """Where the embedding and the output head come from, in words."""
+    guesses: tuple[str, ...]
+    """What the checkpoint leaves open: the head may draft badly if the guess is wrong."""
     notes: tuple[str, ...]
+    """Other remarks."""
 
 
 def load_draft(
@@ -63,13 +77,17 @@ def load_draft(
     dtype: Any = None,
     revision: str | None = None,
     download_dir: str | Path | None = None,
+    method: DraftMethod | None = None,
     rope_theta: float | None = None,
+    layer_id_convention: Convention | None = None,
+    config_overrides: Mapping[str, Any] | None = None,
     sharding: Sharding | None = None,
     progress: Progress = False,
 ) -> Draft:
     """Loads an EAGLE draft head of any generation for a target; its tensors say which.
 
-    A head that stores an embedding equal to the target's shares the target's array; a different one is kept.
+    An embedding or output head that is absent or equal to the target's is the target's array; a different one is kept. What a
+    checkpoint leaves open, such as capture layers that it does not name, is logged as a warning and kept in `Draft.notes`.
 
     Args:
       path_or_repo: a folder with config.json and weights, the name of a shipped head, or a repository of the model hub.
@@ -77,8 +95,12 @@ def load_draft(
       dtype: dtype of the head; None takes the target's, other values as in `load_target`.
       revision: branch, tag or commit of a repository.
       download_dir: where repositories are kept, instead of the hub's own cache.
+      method: what the head must be, "eagle" (EAGLE-1/2) or "eagle3"; None takes what it is.
       rope_theta: rotary base to use instead of the one in the head's config.json (10000 where it has none; the target's base is
         never taken over, because heads are trained with their own).
+      layer_id_convention: what layer numbers in the head's config.json mean: "input", the state that enters a layer (vLLM), or
+        "output", the one that leaves it (SpecForge, ModelOpt); None takes what the numbers suggest.
+      config_overrides: values for keys of the head's config.json, of its top level, that are wrong or missing there.
       sharding: where parameters go, one sharding or a function of path and shape; None is the default device.
       progress: True draws a bar, a function is called with (tensor, bytes read, bytes in all).
 
@@ -93,6 +115,12 @@ def load_draft(
     wanted = np.dtype(target.model.dtype) if dtype is None else parse_dtype(dtype)
     if rope_theta is not None and not rope_theta > 1:
         raise ValueError(f"rope_theta must be greater than 1, not {rope_theta!r}")
+    if method is not None and method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, or None, not {method!r}")
+    if layer_id_convention is not None and layer_id_convention not in CONVENTIONS:
+        raise ValueError(
+            f"layer_id_convention must be one of {', '.join(map(repr, CONVENTIONS))}, or None, not {layer_id_convention!r}"
+        )
     if not Path(path_or_repo).exists() and str(path_or_repo) in shipped_heads():
         path_or_repo = shipped_head(str(path_or_repo))
     path = resolve(path_or_repo, revision=revision, download_dir=download_dir)
@@ -102,9 +130,16 @@ def load_draft(
         num_hidden_layers=target.config.num_hidden_layers,
     )
     source, raw = open_draft(path)
-    shared = _shares_embedding(source, target, wanted)
     with about(f"draft head {path_or_repo}"):
-        plan = plan_draft(source, raw, shape, share_embedding=shared, rope_theta=rope_theta)
+        plan = plan_draft(
+            source,
+            {**raw, **(config_overrides or {})},
+            shape,
+            shared=_shared_tensors(source, target, wanted),
+            method=method,
+            rope_theta=rope_theta,
+            layer_id_convention=layer_id_convention,
+        )
         plan.match.check()
     head = fill(
         lambda: make_head(plan.config, dtype=wanted, rngs=nnx.Rngs(0)),
@@ -115,9 +150,18 @@ def load_draft(
         sharding=sharding,
         progress=progress,
     )
+    for guess in plan.guesses:
+        _log.warning("%s: %s", path_or_repo, guess)
     for note in plan.notes:
         _log.info("%s: %s", path_or_repo, note)
-    return Draft(head=head, config=plan.config, name=str(path_or_repo), path=path, notes=plan.notes)
+    return Draft(
+        head=head,
+        config=plan.config,
+        name=str(path_or_repo),
+        path=path,
+        notes=plan.guesses + plan.notes,
+        num_speculative_tokens=plan.head.num_speculative_tokens,
+    )
 
 
 def open_draft(path: Path) -> tuple[RenamedSource, Mapping[str, Any]]:
@@ -137,8 +181,10 @@ def plan_draft(
     config: Mapping[str, Any],
     target: TargetShape,
     *,
-    share_embedding: bool = False,
+    shared: Collection[str] = (),
+    method: DraftMethod | None = None,
     rope_theta: float | None = None,
+    layer_id_convention: Convention | None = None,
 ) -> DraftPlan:
     """Derives the head's configuration, matches its tensors, and reads its vocabulary map.
 
@@ -146,43 +192,84 @@ def plan_draft(
       source: the head's tensors.
       config: its parsed config.json.
       target: the target it is for.
-      share_embedding: its stored embedding equals the target's, which is used instead.
+      shared: its tensors (`EMBEDDING`, `LM_HEAD`) that equal the target's, which are used instead.
+      method: see `load_draft`.
       rope_theta: see `load_draft`.
+      layer_id_convention: see `load_draft`.
 
     Raises:
       CheckpointError: see `load_draft`; tensors that do not match are in `DraftPlan.match`.
     """
-    kind = "eagle3" if "speculators_model_type" in config else draft_kind(source)
+    kind = draft_kind(source)
+    head = read_head_config(config)
     if kind == "unknown":
-        raise CheckpointError("this is no EAGLE head: it has no tensor fc.weight [h, n * H]")
-    stored = EMBEDDING in source.names()
-    read_config = read_draft_config if kind == "eagle3" else read_eagle1_config
-    made, notes = read_config(
-        config, source, target, own_embedding=stored and not share_embedding, rope_theta=rope_theta
-    )
-    if stored:
-        notes.append(
-            f"{EMBEDDING} equals the target's, which is shared"
-            if share_embedding
-            else f"the head keeps its own {EMBEDDING}"
+        raise CheckpointError(
+            "this is no EAGLE head: it has neither fc.weight [h, n * H] nor layers.0.hidden_norm.weight [h]"
         )
+    for said, key in ((head.method, head.method_key), (method, f"method {method!r}")):
+        if said not in (None, kind):
+            raise CheckpointError(
+                f"{key} contradicts the tensors, which are those of an {kind!r} head: {_evidence(source)}"
+            )
+    if kind == "eagle3":
+        made, capture, notes = read_draft_config(
+            head, source, target, shared=shared, rope_theta=rope_theta, layer_id_convention=layer_id_convention
+        )
+        table = eagle3_table(made, source.names())
+    else:
+        if layer_id_convention is not None:
+            raise CheckpointError(
+                f"layer_id_convention {layer_id_convention!r} means nothing to an EAGLE-1/2 head: it reads the last hidden state"
+            )
+        made, capture, notes = read_eagle1_config(head, source, target, shared=shared, rope_theta=rope_theta)
+        table = eagle1_table(made, source.names())
+    guesses = [*head.guesses, *([capture.guess] if capture.guess else [])]
     vocabulary = read_vocabulary(source, made.draft_vocab_size, target.vocab_size)
-    table = (eagle3_table if kind == "eagle3" else eagle1_table)(made, source.names())
+    if vocabulary is not None and (np.diff(vocabulary) < 0).any():
+        guesses.append(f"{source.stored_name('d2t')} maps to target ids that do not ascend; published maps do")
     match = match_tensors(table, source, draft_unused(made))
     if vocabulary is not None:
         match = dataclasses.replace(
             match, used=(*match.used, "d2t"), unused=tuple(name for name in match.unused if name != "d2t")
         )
-    return DraftPlan(made, source, table, match, vocabulary, tuple(notes))
+    sharing = {
+        name: _OWN if own else _EQUAL if name in source.names() else _ABSENT
+        for name, own in ((EMBEDDING, made.own_embedding), (LM_HEAD, made.own_lm_head))
+    }
+    notes += [
+        f"{source.stored_name(name)}: {words}" for name, words in sharing.items() if _is_remarkable(kind, name, words)
+    ]
+    return DraftPlan(made, head, source, table, match, vocabulary, capture, sharing, tuple(guesses), tuple(notes))
 
 
-def _shares_embedding(source: RenamedSource, target: Target, dtype: np.dtype) -> bool:
-    """Whether the head stores the embedding that the target has, value for value in the head's dtype."""
-    if EMBEDDING not in source.names():
-        return False
-    weight = target.model.embed.weight[...]
+_OWN, _ABSENT, _EQUAL = "the head's own", "the target's, the head has none", "the target's, which the head's equals"
 
-    def rows(low: int, high: int) -> np.ndarray:
-        return np.asarray(weight[low:high]).astype(dtype)
 
-    return same_values(source, EMBEDDING, weight.shape, rows, dtype)
+def _is_remarkable(kind: str, name: str, words: str) -> bool:
+    """Whether it differs from what is usual: EAGLE-3 heads take the target's embedding, EAGLE-1/2 heads its output head."""
+    usual = {("eagle3", EMBEDDING): _ABSENT, ("eagle3", LM_HEAD): _OWN, ("eagle", LM_HEAD): _ABSENT}
+    return words != usual.get((kind, name), _EQUAL)
+
+
+def _evidence(source: RenamedSource) -> str:
+    """The tensors by which a head's kind is known."""
+    shown = [
+        n
+        for n in ("layers.0.hidden_norm.weight", "fc.weight", "layers.0.self_attn.q_proj.weight")
+        if n in source.names()
+    ]
+    return ", ".join(f"{source.stored_name(name)} {source.shape(name)}" for name in shown)
+
+
+def _shared_tensors(source: RenamedSource, target: Target, dtype: np.dtype) -> set[str]:
+    """Which of embedding and output head the head stores as the target has them, value for value in the head's dtype."""
+    model = target.model
+    lm_head = model.embed.weight if model.lm_head is None else model.lm_head.weight
+
+    def is_shared(name: str, weight: jax.Array) -> bool:
+        def rows(low: int, high: int) -> np.ndarray:
+            return np.asarray(weight[low:high]).astype(dtype)
+
+        return name in source.names() and same_values(source, name, weight.shape, rows, dtype)
+
+    return {n for n, w in ((EMBEDDING, model.embed.weight[...]), (LM_HEAD, lm_head[...])) if is_shared(n, w)}

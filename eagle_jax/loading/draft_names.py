@@ -9,15 +9,25 @@ import numpy as np
 from eagle_jax.loading.errors import CheckpointError
 from eagle_jax.loading.sources import Slices, TensorSource
 
+# What a name begins with or is, and its canonical form. https://github.com/SafeAILab/EAGLE writes `midlayer.` and `d2t`, the
+# first form of https://github.com/vllm-project/speculators `fusion_fc.` and `transformer.`; the norms are of HASS and its ports.
+_ALIASES = (
+    (r"^(module\.|model\.)+", ""),
+    (r"^(midlayer|transformer)\.", "layers.0."),
+    (r"^(fusion_fc|eagle_linear)\.", "fc."),
+    (r"^(embedding_layernorm|embed_layernorm|enorm)\.", "embed_norm."),
+    (r"^(hidden_states_layernorm|hnorm)\.", "feature_norm."),
+    (r"^hidden_layernorm\.", "layers.0.input_layernorm."),
+    (r"^(pre_lm_head_layernorm|lm_head_layernorm)\.", "head_norm."),
+    (r"^draft_id_to_target_id$", "d2t"),
+)
+
 
 def canonical_name(name: str) -> str:
-    """Canonical name of a head's tensor: no `module.` or `model.` in front, `layers.0.` for `midlayer.`, `d2t` for its long name.
-
-    https://github.com/SafeAILab/EAGLE writes `midlayer.*` and `d2t`; other trainers and engines write the rest.
-    """
-    name = re.sub(r"^(module\.|model\.)+", "", name)
-    name = re.sub(r"^midlayer\.", "layers.0.", name)
-    return "d2t" if name == "draft_id_to_target_id" else name
+    """Canonical name of a head's tensor: SafeAILab's, without a prefix, and with `layers.0.` for its `midlayer.`."""
+    for pattern, canonical in _ALIASES:
+        name = re.sub(pattern, canonical, name)
+    return name
 
 
 class RenamedSource:
@@ -51,9 +61,12 @@ class RenamedSource:
         if name in self._names:
             return self._names[name]
         for stem in ("layers.0.", ""):
+            end = name.removeprefix(stem)
             for neighbour, stored in self._names.items():
                 if name.startswith(stem) and neighbour.startswith(stem) and neighbour not in ("d2t", "t2d"):
-                    return stored.removesuffix(neighbour.removeprefix(stem)) + name.removeprefix(stem)
+                    prefix = stored.removesuffix(neighbour.removeprefix(stem))
+                    if not prefix or prefix.endswith("."):
+                        return prefix + end
         return name
 
     def names(self) -> Sequence[str]:

@@ -46,13 +46,9 @@ def eagle3_table(config: DraftConfig, names: Collection[str]) -> Table:
       names: canonical names in the checkpoint, which say whether its projections are fused.
     """
     hidden = config.hidden_size
-    table: dict[str, tuple[Piece, ...]] = {
-        "fc.weight": (Piece("fc.weight", (hidden, config.feature_size)),),
-        "norm.weight": (Piece("norm.weight", (hidden,)),),
-        "lm_head.weight": (Piece("lm_head.weight", (config.draft_vocab_size, hidden)),),
-    }
-    if config.own_embedding:
-        table["embed.weight"] = (Piece("embed_tokens.weight", (config.vocab_size, hidden)),)
+    table = _ends(config) | {"norm.weight": (Piece("norm.weight", (hidden,)),)}
+    if config.use_fc:
+        table["fc.weight"] = (Piece("fc.weight", (hidden, config.feature_size)),)
     if config.norm_before_fc:
         table["feature_norm.weight"] = (Piece("input_norm.weight", (config.feature_size,)),)
     if config.fc_norm:
@@ -67,15 +63,16 @@ def eagle3_table(config: DraftConfig, names: Collection[str]) -> Table:
 def eagle1_table(config: DraftConfig, names: Collection[str]) -> Table:
     """The tensors of an EAGLE-1/2 head under canonical names; arguments as `eagle3_table`."""
     hidden = config.hidden_size
-    table: dict[str, tuple[Piece, ...]] = {"fc.weight": (Piece("fc.weight", (hidden, 2 * hidden)),)}
+    table = _ends(config) | {"fc.weight": (Piece("fc.weight", (hidden, 2 * hidden)),)}
     if config.fc_bias:
         table["fc.bias"] = (Piece("fc.bias", (hidden,)),)
-    if config.own_embedding:
-        table["embed.weight"] = (Piece("embed_tokens.weight", (config.vocab_size, hidden)),)
-    if config.final_norm:
-        table["norm.weight"] = (Piece("norm.weight", (hidden,)),)
-    if config.own_lm_head:
-        table["lm_head.weight"] = (Piece("lm_head.weight", (config.draft_vocab_size, hidden)),)
+    norms = (
+        (config.embedding_norm, "embedding_norm", "embed_norm"),
+        (config.hidden_norm, "hidden_norm", "feature_norm"),
+        (config.final_norm, "norm", "norm"),
+        (config.head_norm, "norm", "head_norm"),
+    )
+    table |= {f"{path}.weight": (Piece(f"{name}.weight", (hidden,)),) for there, path, name in norms if there}
     for i in range(config.num_hidden_layers):
         table |= _draft_layer(i, config, names, attention_width=hidden)
     if not config.first_input_norm:
@@ -84,9 +81,20 @@ def eagle1_table(config: DraftConfig, names: Collection[str]) -> Table:
 
 
 def draft_unused(config: DraftConfig) -> set[str]:
-    """Tensors of a head that need not be read: the mask `t2d` follows from `d2t`, and an embedding may equal the target's."""
+    """Tensors of a head that need not be read: the map apart from the weights, and those that equal the target's."""
     layers = (f"layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.num_hidden_layers))
-    return {"t2d", "d2t", "rotary_emb.inv_freq", *layers} | (set() if config.own_embedding else {"embed_tokens.weight"})
+    shared = {"embed_tokens.weight": config.own_embedding, "lm_head.weight": config.own_lm_head}
+    return {"t2d", "d2t", "rotary_emb.inv_freq", *layers, *(name for name, own in shared.items() if not own)}
+
+
+def _ends(config: DraftConfig) -> dict[str, tuple[Piece, ...]]:
+    """Embedding and output head, where the head has its own."""
+    table: dict[str, tuple[Piece, ...]] = {}
+    if config.own_embedding:
+        table["embed.weight"] = (Piece("embed_tokens.weight", (config.vocab_size, config.hidden_size)),)
+    if config.own_lm_head:
+        table["lm_head.weight"] = (Piece("lm_head.weight", (config.draft_vocab_size, config.hidden_size)),)
+    return table
 
 
 def _draft_layer(index: int, config: DraftConfig, names: Collection[str], *, attention_width: int) -> Table:
@@ -97,6 +105,8 @@ def _draft_layer(index: int, config: DraftConfig, names: Collection[str], *, att
         config,
         attention_width=attention_width,
         qkv_bias=config.qkv_bias,
+        out_bias=config.out_bias,
+        mlp_bias=config.mlp_bias,
         fused_qkv=f"{layer}.self_attn.qkv_proj.weight" in names,
         fused_gate_up=f"{layer}.mlp.gate_up_proj.weight" in names,
     )

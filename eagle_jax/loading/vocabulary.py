@@ -24,11 +24,15 @@ def read_vocabulary(source: RenamedSource, draft_vocab: int, vocab: int) -> np.n
     names = source.names()
     if draft_vocab > vocab:
         raise CheckpointError(
-            f"the head's lm_head.weight has {draft_vocab} rows, more than the target's vocab_size {vocab}"
+            f"the head's output head has {draft_vocab} rows, more than the target's vocab_size {vocab}"
         )
     if "t2d" in names and source.shape("t2d") != (vocab,):
         raise CheckpointError(
             f"{source.stored_name('t2d')} has shape {source.shape('t2d')}; for this target's vocab_size it must be {(vocab,)}"
+        )
+    if "t2d" in names and source.dtype("t2d").kind not in "biu":
+        raise CheckpointError(
+            f"{source.stored_name('t2d')} is stored as {source.storage('t2d')}; it must hold booleans"
         )
     if "d2t" not in names:
         if draft_vocab < vocab:
@@ -40,7 +44,7 @@ def read_vocabulary(source: RenamedSource, draft_vocab: int, vocab: int) -> np.n
     name = source.stored_name("d2t")
     if source.shape("d2t") != (draft_vocab,):
         raise CheckpointError(
-            f"{name} has shape {source.shape('d2t')}; lm_head.weight {source.shape('lm_head.weight')} makes it {(draft_vocab,)}"
+            f"{name} has shape {source.shape('d2t')}; the output head's {draft_vocab} rows make it {(draft_vocab,)}"
         )
     if source.dtype("d2t").kind not in "iu":
         raise CheckpointError(f"{name} is stored as {source.storage('d2t')}; it must hold integers")

@@ -8,7 +8,8 @@ from flax import nnx
 
 from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.eagle_config import DraftConfig
-from eagle_jax.models.layers import MLP, Attention, RMSNorm, sliding_window
+from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, sliding_window
+from eagle_jax.models.matmul import matmul
 
 
 class VocabularyMap(nnx.Variable):
@@ -55,11 +56,12 @@ class DraftLayer(nnx.Module):
             kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             qkv_bias=config.qkv_bias,
+            out_bias=config.out_bias,
             dtype=dtype,
             rngs=rngs,
         )
         self.post_norm = RMSNorm(width, eps=config.rms_norm_eps, dtype=dtype)
-        self.mlp = MLP(width, config.intermediate_size, dtype=dtype, rngs=rngs)
+        self.mlp = MLP(width, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
         self.index = index
         self.sliding_window = config.sliding_windows[index] if config.sliding_windows else None
 
@@ -87,6 +89,61 @@ class DraftLayer(nnx.Module):
             return x + self.mlp(self.post_norm(x)), rows
 
 
-def empty_draft_cache(config: DraftConfig, slots: int, capacity: int, dtype: jnp.dtype) -> KVCache:
-    """A draft cache for `slots` sequences of up to `capacity` rows."""
-    return KVCache.zeros(config.num_hidden_layers, slots, config.num_key_value_heads, capacity, config.head_dim, dtype)
+class DraftModule(nnx.Module):
+    """What heads of every generation have at both ends: an embedding and an output head where they own them, and a vocabulary."""
+
+    layers: nnx.List
+    norm: RMSNorm | None
+    """Norm of the output."""
+
+    def __init__(self, config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.config = config
+        own, width = config.own_embedding, config.hidden_size
+        self.embed = Embedding(config.vocab_size, width, dtype=dtype, rngs=rngs) if own else None
+
+    def _end(self, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        """Adds the output side; called last, so that layers are drawn in the order in which they run."""
+        config = self.config
+        own, width = config.own_lm_head, config.hidden_size
+        self.lm_head = Linear(width, config.draft_vocab_size, dtype=dtype, rngs=rngs) if own else None
+        mapped = config.draft_vocab_size < config.vocab_size
+        self.vocabulary = VocabularyMap(jnp.arange(config.draft_vocab_size, dtype=jnp.int32)) if mapped else None
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """dtype of weights, activations and cache."""
+        return self.layers[0].post_norm.weight.dtype
+
+    @property
+    def feeds_back_normed(self) -> bool:
+        """Whether the output is normed before it is fed back; otherwise `norm` comes before the output head alone."""
+        raise NotImplementedError
+
+    def empty_cache(self, slots: int, capacity: int) -> KVCache:
+        """A draft cache for `slots` sequences of up to `capacity` rows."""
+        config = self.config
+        return KVCache.zeros(
+            config.num_hidden_layers, slots, config.num_key_value_heads, capacity, config.head_dim, self.dtype
+        )
+
+    def output(self, x: jax.Array) -> jax.Array:
+        """What the head returns and takes back of the last layer's output, `[B, T, h]`."""
+        return self.norm(x) if self.norm is not None and self.feeds_back_normed else x
+
+    def before_lm_head(self, hidden: jax.Array) -> jax.Array:
+        """What an output head, the own or the target's, reads of outputs `[B, R, h]`."""
+        return hidden if self.norm is None or self.feeds_back_normed else self.norm(hidden)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Float32 logits over the draft vocabulary, `[B, R, Vd]`, of outputs `[B, R, h]`.
+
+        Raises:
+          ValueError: the head has no output head of its own (`DraftConfig.own_lm_head`): the target's is to be used.
+        """
+        if self.lm_head is None:
+            raise ValueError("this head has no output head of its own; use the target's")
+        return matmul(self.before_lm_head(hidden), self.lm_head.weight[...], out_dtype=jnp.float32)
+
+    def target_ids(self, draft_ids: jax.Array) -> jax.Array:
+        """Target ids of draft ids, int32 of any shape."""
+        return draft_ids if self.vocabulary is None else self.vocabulary[...][draft_ids]

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from eagle_jax.models.cache import KVCache, KVRows
-from eagle_jax.models.draft_layer import DraftContext, DraftLayer, VocabularyMap, empty_draft_cache
+from eagle_jax.models.cache import KVRows
+from eagle_jax.models.draft_layer import DraftContext, DraftLayer, DraftModule
 from eagle_jax.models.eagle_config import DraftConfig
-from eagle_jax.models.layers import Embedding, Linear, RMSNorm
-from eagle_jax.models.matmul import matmul
+from eagle_jax.models.layers import Linear, RMSNorm
 
 
 class Eagle3Layer(DraftLayer):
@@ -21,7 +20,7 @@ class Eagle3Layer(DraftLayer):
         self.hidden_norm = None if index else RMSNorm(width, eps=eps, dtype=dtype)
 
 
-class Eagle3Head(nnx.Module):
+class Eagle3Head(DraftModule):
     """Predicts the next feature and token of a target from its captured hidden states and the token that follows.
 
     Row p of the head takes the target's feature of token p with the embedding of token p + 1, at rotary position p, and predicts
@@ -34,10 +33,9 @@ class Eagle3Head(nnx.Module):
     """
 
     def __init__(self, config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.config = config
+        super().__init__(config, dtype=dtype, rngs=rngs)
         width, eps = config.hidden_size, config.rms_norm_eps
         states = len(config.capture_layers)
-        self.embed = Embedding(config.vocab_size, width, dtype=dtype, rngs=rngs) if config.own_embedding else None
         self.feature_norm = RMSNorm(config.feature_size, eps=eps, dtype=dtype) if config.norm_before_fc else None
         norms = [
             RMSNorm(config.target_hidden_size, eps=eps, dtype=dtype) for _ in range(states if config.fc_norm else 0)
@@ -47,18 +45,12 @@ class Eagle3Head(nnx.Module):
         layers = [Eagle3Layer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_hidden_layers)]
         self.layers = nnx.List(layers)
         self.norm = RMSNorm(width, eps=eps, dtype=dtype)
-        self.lm_head = Linear(width, config.draft_vocab_size, dtype=dtype, rngs=rngs)
-        mapped = config.draft_vocab_size < config.vocab_size
-        self.vocabulary = VocabularyMap(jnp.arange(config.draft_vocab_size, dtype=jnp.int32)) if mapped else None
+        self._end(dtype=dtype, rngs=rngs)
 
     @property
-    def dtype(self) -> jnp.dtype:
-        """dtype of weights, activations and cache."""
-        return self.norm.weight.dtype
-
-    def empty_cache(self, slots: int, capacity: int) -> KVCache:
-        """A draft cache for `slots` sequences of up to `capacity` rows."""
-        return empty_draft_cache(self.config, slots, capacity, self.dtype)
+    def feeds_back_normed(self) -> bool:
+        """Whether the output is normed before it is fed back (EAGLE-3.1)."""
+        return self.config.norm_output
 
     def fuse(self, features: jax.Array) -> jax.Array:
         """Maps the target's features `[..., n * H]` to the head's width `[..., h]`."""
@@ -94,13 +86,4 @@ class Eagle3Head(nnx.Module):
                 x = normed if config.norm_before_residual else x
             x, new = layer(x, inputs, phases, context)
             rows.append(new)
-        return (self.norm(x) if config.norm_output else x), KVRows.of(rows)
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Float32 logits over the draft vocabulary, `[B, R, Vd]`, of outputs `[B, R, h]`."""
-        normed = hidden if self.config.norm_output else self.norm(hidden)
-        return matmul(normed, self.lm_head.weight[...], out_dtype=jnp.float32)
-
-    def target_ids(self, draft_ids: jax.Array) -> jax.Array:
-        """Target ids of draft ids, int32 of any shape."""
-        return draft_ids if self.vocabulary is None else self.vocabulary[...][draft_ids]
+        return self.output(x), KVRows.of(rows)

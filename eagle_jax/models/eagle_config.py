@@ -31,18 +31,27 @@ class DraftConfig:
     rms_norm_eps: float = 1e-6
     rope: RopeConfig = dataclasses.field(default_factory=RopeConfig)
     qkv_bias: bool = False
+    out_bias: bool = False
+    """Bias of the attention's output projection."""
+    mlp_bias: bool = False
     own_embedding: bool = False
     """The checkpoint has its own token embedding; otherwise the target's is used."""
     own_lm_head: bool = True
-    """The checkpoint has its own output head; otherwise the target's is used (EAGLE-1/2)."""
+    """The checkpoint has its own output head; otherwise the target's is used (usual for EAGLE-1/2)."""
     fc_bias: bool = False
     """Bias of `fc` (EAGLE-1/2)."""
     use_fc: bool = True
-    """EAGLE-3 heads that read the target's last hidden state alone have no `fc` (`use_aux_hidden_state` false)."""
+    """False for EAGLE-3 heads whose feature is one hidden state of their own width (`use_aux_hidden_state` false)."""
+    embedding_norm: bool = False
+    """An EAGLE-1/2 head norms the embedding before `fc` (HASS, speculators' `layernorms`)."""
+    hidden_norm: bool = False
+    """An EAGLE-1/2 head norms the feature, and its own output that takes the feature's place, before `fc`."""
     first_input_norm: bool = False
     """Layer 0 of an EAGLE-1/2 head has an input norm; as published it has none."""
     final_norm: bool = False
-    """An EAGLE-1/2 head has a norm before the output head; as published it has none. EAGLE-3 always has one."""
+    """An EAGLE-1/2 head norms its output, which is both fed back and read by the output head; as published it does not."""
+    head_norm: bool = False
+    """An EAGLE-1/2 head has a norm before the output head alone; the raw output is fed back. EAGLE-3 always has one."""
     sliding_windows: tuple[int | None, ...] = ()
     """Attention window of each layer, in tokens, None for full attention; empty when no layer has one."""
     norm_before_residual: bool = False
@@ -66,8 +75,14 @@ class DraftConfig:
             raise ValueError(
                 f"sliding_windows {self.sliding_windows} must have one entry for each of {self.num_hidden_layers} layers"
             )
-        if self.method == "eagle3" and not self.own_lm_head:
-            raise ValueError("an EAGLE-3 head needs its own lm_head.weight")
+        shares_head = self.draft_vocab_size == self.vocab_size and self.hidden_size == self.target_hidden_size
+        if not self.own_lm_head and not shares_head:
+            raise ValueError(
+                f"a head of width {self.hidden_size} that drafts {self.draft_vocab_size} tokens needs its own lm_head.weight, "
+                f"which the checkpoint lacks: the target's has width {self.target_hidden_size} and {self.vocab_size} tokens"
+            )
+        if self.final_norm and self.head_norm:
+            raise ValueError("final_norm and head_norm exclude each other")
         if not self.use_fc and self.feature_size != self.hidden_size:
             raise ValueError(
                 f"a head without fc reads one hidden state of its own width {self.hidden_size}, not capture_layers "

@@ -51,7 +51,7 @@ def test_a_head_alone_and_with_its_target(tmp_path, target):
 
 def test_named_capture_layers_are_not_guessed(tmp_path):
     folder = save_head(tmp_path, config=head_config(eagle_aux_hidden_state_layer_ids=[1, 3, 4]))
-    report = inspect_checkpoint(folder)
+    report = inspect_checkpoint(folder, layer_id_convention="input")
     assert (report.capture_layers, report.capture_layers_guessed) == ((1, 3, 4), False)
 
 
@@ -59,10 +59,10 @@ def test_the_shared_embedding_is_reported(tmp_path, target):
     embedding = hugging_face_llama().model.embed_tokens.weight.detach()
     folder = save_head(tmp_path, head_tensors() | {"embed_tokens.weight": embedding})
     shared = inspect_checkpoint(folder, target)
-    assert any("equals the target's" in note for note in shared.notes)
+    assert any("which the head's equals" in note for note in shared.notes)
     assert ("embed_tokens.weight", (97, 32)) in shared.unused
     edit_tensors(folder, lambda t: t | {"embed_tokens.weight": t["embed_tokens.weight"] + 1})
-    assert any("keeps its own" in note for note in inspect_checkpoint(folder, target).notes)
+    assert any("the head's own" in note for note in inspect_checkpoint(folder, target).notes)
 
 
 def test_a_head_of_another_target_does_not_fit(tmp_path, target):
