@@ -117,12 +117,13 @@ def speculative_generate(
       draft: what `load_draft` returned for it.
       prompts: as in `generate`, like everything not named here.
       max_new_tokens: most tokens of an output.
-      num_speculative_tokens: draft a chain of so many tokens a round. Exactly one of this and `tree` must be given.
+      num_speculative_tokens: draft a chain of so many tokens a round. Without this and `tree`, the chain that the head's
+        checkpoint asks for, else EAGLE's default tree (`eagle_jax.speculative_config.default_tree`).
       tree: draft a dynamic tree, `{"total_tokens": 60, "depth": 7, "top_k": 10}` or a `TreeConfig`, which explains the numbers;
         or a static tree, by its paths, its name, or as a `StaticTree`.
 
     Raises:
-      ValueError: as `generate`; none or both of `num_speculative_tokens` and `tree`; a draft made for another target.
+      ValueError: as `generate`; both of `num_speculative_tokens` and `tree`; a draft made for another target.
       TypeError: as `generate`.
       InsufficientMemoryError: as `generate`.
     """

@@ -10,6 +10,7 @@ from eagle_jax.front.progress import at_terminal
 from eagle_jax.front.prompts import Prompt
 from eagle_jax.front.rows import RowResult
 from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, ROUNDS_PER_DISPATCH, Runner
+from eagle_jax.front.speculators import find_target
 from eagle_jax.front.vllm_keywords import check_vllm_keywords
 from eagle_jax.loading import Draft, Target, load_draft, load_target, resolve
 from eagle_jax.metrics import Counter, CumulativeCounters, Vector
@@ -54,7 +55,8 @@ class LLM:
       max_num_seqs: most sequences decoded side by side (8 if None); any number of prompts can be given. A call with fewer prompts
         uses the next power of two.
       seed: no effect at temperature 0.
-      speculative_config: the draft head and its trees; see `SpeculativeConfig.from_dict`.
+      speculative_config: the draft head and its trees; see `SpeculativeConfig.from_dict`. A `model` that is a draft head in the
+        speculators format needs none: it names its target, which is loaded as the model, and how many tokens to draft.
       prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
       ignore_config_keys: unknown keys of the target's config.json that are known not to matter.
       use_tqdm_on_load: draw progress bars while loading if standard error is a terminal.
@@ -90,6 +92,10 @@ class LLM:
             raise TypeError(f"seed must be an integer or None, got {seed!r}")
         if skip_tokenizer_init and tokenizer is not None:
             raise ValueError("skip_tokenizer_init and tokenizer exclude each other")
+        if not isinstance(model, Target):
+            model, speculative_config, revision = find_target(
+                model, speculative_config, revision=revision, download_dir=download_dir
+            )
         speculation = None if speculative_config is None else SpeculativeConfig.from_dict(speculative_config)
         progress = bool(use_tqdm_on_load) and at_terminal()
         if isinstance(model, Target):
@@ -320,16 +326,14 @@ def _load_tokenizer(tokenizer: str | Path | Tokenizer, download_dir: str | Path 
 
 
 def _load_draft(config: SpeculativeConfig, target: Target, download_dir: str | Path | None, progress: bool) -> Draft:
-    draft = load_draft(
+    return load_draft(
         config.model,
         target,
         revision=config.revision,
         download_dir=download_dir,
+        method=config.method,
         rope_theta=config.rope_theta,
+        layer_id_convention=config.layer_id_convention,
+        config_overrides=config.config_overrides,
         progress=progress,
     )
-    if config.method is not None and draft.config.method != config.method:
-        raise ValueError(
-            f"speculative_config method is {config.method!r}, but {config.model} is an {draft.config.method!r} head"
-        )
-    return draft

@@ -3,9 +3,12 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_jax.decoding.tree import NAMED_TREES, StaticTree, TreeConfig
+
+if TYPE_CHECKING:
+    from eagle_jax.loading import Draft
 
 METHODS = ("eagle", "eagle3")
 
@@ -51,22 +54,27 @@ class SpeculativeConfig:
 
     model: str | Path
     """Folder or repository of the draft head."""
-    tree: Tree
-    """Shape of the draft trees; a chain is a `TreeConfig` with `top_k` 1."""
-    method: str | None = None
+    tree: Tree | None = None
+    """Shape of the draft trees; a chain is a `TreeConfig` with `top_k` 1. None takes `default_tree`."""
+    method: Literal["eagle", "eagle3"] | None = None
     """"eagle" (EAGLE-1 and -2), "eagle3", or None to take what the checkpoint is."""
     revision: str | None = None
     """Branch, tag or commit of the head's repository."""
     rope_theta: float | None = None
     """Rotary base of the head, in place of the one in its config.json."""
+    layer_id_convention: Literal["input", "output"] | None = None
+    """What layer numbers in the head's config.json mean, "input" or "output"; see `load_draft`."""
+    config_overrides: Mapping[str, Any] | None = None
+    """Values for keys of the head's config.json."""
 
     @staticmethod
     def from_dict(config: "Mapping[str, Any] | SpeculativeConfig") -> "SpeculativeConfig":
         """Reads `speculative_config` as given to `LLM`.
 
-        Keys: `model` (required), exactly one of `num_speculative_tokens` (a chain of so many drafted tokens) and `tree`
-        (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; for others see `tree_config`), and `method`, `revision`,
-        `draft_tensor_parallel_size` (1), `rope_theta`. A key whose value is None counts as absent, as in vLLM.
+        Keys: `model` (required), at most one of `num_speculative_tokens` (a chain of so many drafted tokens) and `tree`
+        (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; for others see `tree_config`; without either
+        `default_tree`), and `method`, `revision`, `draft_tensor_parallel_size` (1), `rope_theta`, `layer_id_convention`,
+        `config_overrides` (see `load_draft`). A key whose value is None counts as absent, as in vLLM.
 
         Raises:
           TypeError: `config` is no mapping.
@@ -85,6 +93,8 @@ class SpeculativeConfig:
             "revision",
             "draft_tensor_parallel_size",
             "rope_theta",
+            "layer_id_convention",
+            "config_overrides",
         }
         for key in given:
             if key in _ADVICE:
@@ -110,17 +120,46 @@ class SpeculativeConfig:
         theta = given.get("rope_theta")
         if theta is not None and (isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 1):
             raise ValueError(f"speculative_config rope_theta must be a number greater than 1, got {theta!r}")
+        convention = given.get("layer_id_convention")
+        if convention not in (None, "input", "output"):
+            raise ValueError(f"speculative_config layer_id_convention must be 'input' or 'output', got {convention!r}")
+        overrides = given.get("config_overrides")
+        if overrides is not None and not isinstance(overrides, Mapping):
+            raise ValueError(f"speculative_config config_overrides must be a dictionary, got {overrides!r}")
         return SpeculativeConfig(
             model=model,
             tree=tree_config(given.get("num_speculative_tokens"), given.get("tree"), where="speculative_config"),
             method=method,
             revision=given.get("revision"),
             rope_theta=theta,
+            layer_id_convention=convention,
+            config_overrides=overrides,
         )
 
 
-def tree_config(num_speculative_tokens: int | None, tree: TreeArgument | None, *, where: str) -> Tree:
-    """The tree that exactly one of two arguments describes.
+DEFAULT_TREES = {
+    "eagle": TreeConfig(total_tokens=60, depth=5, top_k=10),
+    "eagle3": TreeConfig(total_tokens=60, depth=7, top_k=10),
+}
+"""What the authors of EAGLE draft with, by method."""
+
+
+def default_tree(draft: "Draft") -> Tree:
+    """What a head drafts where the caller asks for nothing: the chain its checkpoint asks for, else its method's default tree.
+
+    Args:
+      draft: the loaded head. A tree is made smaller where the head has fewer tokens to choose from than its `top_k`.
+    """
+    if draft.num_speculative_tokens is not None:
+        return TreeConfig.chain(draft.num_speculative_tokens)
+    tree = DEFAULT_TREES[draft.config.method]
+    top_k = min(tree.top_k, draft.config.draft_vocab_size)
+    reachable = 1 + top_k + tree.depth * top_k**2
+    return TreeConfig(total_tokens=min(tree.total_tokens, reachable), depth=tree.depth, top_k=top_k)
+
+
+def tree_config(num_speculative_tokens: int | None, tree: TreeArgument | None, *, where: str) -> Tree | None:
+    """The tree that one of two arguments describes; None if neither is given.
 
     Args:
       num_speculative_tokens: length of a chain.
@@ -129,17 +168,13 @@ def tree_config(num_speculative_tokens: int | None, tree: TreeArgument | None, *
       where: who asks, for the messages.
 
     Raises:
-      ValueError: none or both are given, or a tree that cannot be.
+      ValueError: both are given, or a tree that cannot be.
     """
     if num_speculative_tokens is not None and tree is not None:
         raise ValueError(f"{where} has both num_speculative_tokens (a chain) and tree; give one of them")
     if num_speculative_tokens is not None:
         return TreeConfig.chain(num_speculative_tokens)
-    if tree is None:
-        raise ValueError(
-            f"{where} lacks num_speculative_tokens, the number of tokens drafted in a round (3 to 6 is usual), or tree instead"
-        )
-    if isinstance(tree, TreeConfig | StaticTree):
+    if tree is None or isinstance(tree, TreeConfig | StaticTree):
         return tree
     if isinstance(tree, str):
         if tree not in NAMED_TREES:

@@ -22,7 +22,7 @@ from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import Timing
 from eagle_jax.outputs import Delta
 from eagle_jax.sampling import SamplingParams
-from eagle_jax.speculative_config import Tree
+from eagle_jax.speculative_config import Tree, default_tree
 
 DEFAULT_MAX_NUM_SEQS = 8
 ROUNDS_PER_DISPATCH = 4
@@ -37,7 +37,7 @@ class Runner:
     Args:
       target: the target.
       draft: the draft head; None decodes plainly.
-      tree: shape of the draft trees; None exactly when there is no draft.
+      tree: shape of the draft trees; None with a draft takes its `default_tree`.
       max_model_len: bound on prompt and output; None takes what the model is made for.
       max_num_seqs: most sequences decoded side by side.
       prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
@@ -60,7 +60,7 @@ class Runner:
         if not isinstance(target, Target):
             raise TypeError(f"target must be what load_target returns, got {target!r}")
         if draft is not None:
-            _check_draft(target, draft, tree)
+            tree = _check_draft(target, draft, tree)
         for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
@@ -288,9 +288,11 @@ def _compile(engine: TimedEngine, progress: bool) -> float:
     return time.perf_counter() - start
 
 
-def _check_draft(target: Target, draft: Draft, tree: Tree | None) -> None:
+def _check_draft(target: Target, draft: Draft, tree: Tree | None) -> Tree:
+    """Makes sure that they fit; returns the tree, or the head's default."""
     if not isinstance(draft, Draft):
         raise TypeError(f"draft must be what load_draft returns, got {draft!r}")
+    tree = default_tree(draft) if tree is None else tree
     if not isinstance(tree, Tree):
         raise TypeError(f"tree must be a TreeConfig or a StaticTree, got {tree!r}")
     sizes: Mapping[str, tuple[int, int]] = {
@@ -311,6 +313,7 @@ def _check_draft(target: Target, draft: Draft, tree: Tree | None) -> None:
         raise ValueError(
             f"tree top_k {tree.top_k} exceeds the {draft.config.draft_vocab_size} tokens that {draft.name} can draft"
         )
+    return tree
 
 
 def _device_of(model: nnx.Module) -> jax.Device:

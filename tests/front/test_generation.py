@@ -256,7 +256,6 @@ def test_target_without_tokenizer_has_no_texts(tiny):
         ({"prefill_chunk": 0}, ValueError, "prefill_chunk must be an integer of at least 1, got 0"),
         ({"temperature": 0.7}, ValueError, "temperature must be 0, got 0.7: only greedy"),
         ({"stop_token_ids": [7]}, ValueError, "stop_token_ids has 7; ids of this model are 0 to 6"),
-        ({"num_speculative_tokens": None}, ValueError, "speculative_generate lacks num_speculative_tokens"),
         ({"num_speculative_tokens": 0}, ValueError, "num_speculative_tokens must be at least 1, got 0"),
         ({"tree": {"total_tokens": 4, "depth": 1, "top_k": 2}}, ValueError, "give one of them"),
         ({"num_speculative_tokens": None, "tree": [[7]]}, ValueError, "tree top_k 8 exceeds the 7 tokens"),

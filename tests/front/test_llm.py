@@ -124,7 +124,7 @@ def test_keywords_without_a_meaning_give_one_warning(target):
             ValueError,
             "skip_tokenizer_init and tokenizer exclude each other",
         ),
-        ({"speculative_config": {"model": "x"}}, ValueError, "lacks num_speculative_tokens"),
+        ({"speculative_config": {"num_speculative_tokens": 2}}, ValueError, "lacks model"),
         (
             {"speculative_config": {"model": "no/such/folder", "num_speculative_tokens": 2}},
             ValueError,

@@ -1,11 +1,13 @@
 """`speculative_config` is read whole, and every wrong key gets advice."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from eagle_jax import SpeculativeConfig, TreeConfig
 from eagle_jax.decoding.tree import NAMED_TREES, StaticTree
+from eagle_jax.speculative_config import default_tree
 
 CHAIN = {"method": "eagle3", "model": "owner/head", "num_speculative_tokens": 5}
 
@@ -30,12 +32,35 @@ def test_tree_and_the_other_keys():
     assert config.tree == TreeConfig(total_tokens=60, depth=7, top_k=10)
     assert (config.method, config.revision, config.rope_theta) == (None, "main", 5e5)
     assert SpeculativeConfig.from_dict({"model": "a", "tree": config.tree}).tree is config.tree
+    overrides = {"norm_before_residual": False}
+    config = SpeculativeConfig.from_dict(
+        {"model": "a", "layer_id_convention": "output", "config_overrides": overrides, "num_speculative_tokens": None}
+    )
+    assert (config.layer_id_convention, config.config_overrides, config.tree) == ("output", overrides, None)
+
+
+@pytest.mark.parametrize(
+    ("method", "vocabulary", "asked", "tree"),
+    [
+        ("eagle", 32000, None, (60, 5, 10)),
+        ("eagle3", 32000, None, (60, 7, 10)),
+        ("eagle3", 9, None, (60, 7, 9)),
+        ("eagle3", 2, None, (31, 7, 2)),  # no more nodes can be reached: 1 + 2 + 7 * 4
+        ("eagle3", 32000, 3, (4, 2, 1)),
+    ],
+)
+def test_default_trees(tiny, method, vocabulary, asked, tree):
+    draft = tiny[1]
+    config = dataclasses.replace(draft.config, method=method, draft_vocab_size=vocabulary, vocab_size=32000)
+    draft = dataclasses.replace(draft, config=config, num_speculative_tokens=asked)
+    assert default_tree(draft) == TreeConfig(total_tokens=tree[0], depth=tree[1], top_k=tree[2])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_speculative_tokens": None}, "lacks num_speculative_tokens.*or tree instead"),
+        ({"layer_id_convention": "vllm"}, "layer_id_convention must be 'input' or 'output', got 'vllm'"),
+        ({"config_overrides": ["rope_theta"]}, "config_overrides must be a dictionary"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens must be at least 1, got 0"),
         ({"num_speculative_tokens": "5"}, "num_speculative_tokens must be an integer, got '5'"),
         ({"tree": {"total_tokens": 6, "depth": 2, "top_k": 2}}, "has both num_speculative_tokens .* and tree"),
@@ -54,7 +79,7 @@ def test_tree_and_the_other_keys():
         ({"gpu_memory_utilization": 0.9}, "set it as a keyword of LLM"),
         ({"max_model_len": 100}, "set max_model_len of LLM"),
         ({"quantization": "fp8"}, "give an unquantised head"),
-        ({"num_spec_tokens": 5}, "unknown key 'num_spec_tokens'; known keys are draft_tensor_parallel_size, method"),
+        ({"num_spec_tokens": 5}, "unknown key 'num_spec_tokens'; known keys are config_overrides, draft_tensor"),
         ({"rope_theta": -1}, "rope_theta must be a number greater than 1, got -1"),
     ],
 )
