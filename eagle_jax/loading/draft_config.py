@@ -126,6 +126,7 @@ def read_draft_config(
         rope=reader.rope(rope_theta),
         qkv_bias=reader.qkv_bias(),
         out_bias=reader.any_tensor(r"self_attn\.o_proj\.bias$"),
+        qk_norm=reader.qk_norm(),
         mlp_bias=reader.mlp_bias(),
         own_embedding=EMBEDDING in reader.names and EMBEDDING not in shared,
         own_lm_head=own_lm_head,

@@ -71,6 +71,8 @@ class HeadReader:
             raise CheckpointError(f"hidden_act {config['hidden_act']!r} of the head is not supported; 'silu' is")
         if "mask_hidden" in self.names or (self.nested.get("parallel_draft_step") or 1) != 1:
             raise CheckpointError("heads that draft in parallel (mask_hidden, parallel_draft_step) are not supported")
+        if other := [key for key in ("rope_interleaved", "use_mrope") if config.get(key)]:
+            raise CheckpointError(f"{other[0]} of the head is not supported")
         if self.nested.get("use_mtp_layernorm"):
             raise CheckpointError("use_mtp_layernorm of the head is not supported")
         if self.nested.get("next_layer_regular") is False:
@@ -219,6 +221,18 @@ class HeadReader:
         """Whether q, k and v have biases: the tensors say so, config.json must not deny it."""
         found = self.any_tensor(r"self_attn\.(q|k|v|qkv)_proj\.bias$")
         return self._present(found, "layers.0.self_attn.q_proj.bias", ("attention_bias", "qkv_bias"))
+
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normed, as in layers of Qwen3: the tensors say so."""
+        found = self.any_tensor(r"self_attn\.[qk]_norm\.weight$")
+        family = self.config.get("model_type")
+        # In EAGLE's format model_type may be the target's; speculators builds the layers that it names.
+        if self.head.format == "speculators" and family in ("llama", "qwen3") and found != (family == "qwen3"):
+            tensor = self.source.stored_name("layers.0.self_attn.q_norm.weight")
+            raise CheckpointError(
+                f"transformer_layer_config has model_type {family!r}, but the head {'has' if found else 'lacks'} {tensor}"
+            )
+        return found
 
     def mlp_bias(self) -> bool:
         """Whether the MLP has biases: the tensors say so, config.json must not deny it."""

@@ -99,7 +99,7 @@ def _ends(config: DraftConfig) -> dict[str, tuple[Piece, ...]]:
 
 def _draft_layer(index: int, config: DraftConfig, names: Collection[str], *, attention_width: int) -> Table:
     layer = f"layers.{index}"
-    return _layer(
+    table = _layer(
         layer,
         layer,
         config,
@@ -110,6 +110,10 @@ def _draft_layer(index: int, config: DraftConfig, names: Collection[str], *, att
         fused_qkv=f"{layer}.self_attn.qkv_proj.weight" in names,
         fused_gate_up=f"{layer}.mlp.gate_up_proj.weight" in names,
     )
+    if config.qk_norm:
+        for part in ("q_norm", "k_norm"):
+            table[f"{layer}.attention.{part}.weight"] = (Piece(f"{layer}.self_attn.{part}.weight", (config.head_dim,)),)
+    return table
 
 
 def _layer(

@@ -57,6 +57,7 @@ class DraftLayer(nnx.Module):
             head_dim=config.head_dim,
             qkv_bias=config.qkv_bias,
             out_bias=config.out_bias,
+            qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
             dtype=dtype,
             rngs=rngs,
         )

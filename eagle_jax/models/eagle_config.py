@@ -33,6 +33,8 @@ class DraftConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     """Bias of the attention's output projection."""
+    qk_norm: bool = False
+    """Norms of each head's queries and keys before they are rotated (heads of Qwen3 layers)."""
     mlp_bias: bool = False
     own_embedding: bool = False
     """The checkpoint has its own token embedding; otherwise the target's is used."""

@@ -4,11 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from flax import nnx
 from pairs import PROMPTS
 from safetensors.numpy import load_file, save_file
 
-from eagle_jax import LLM, CheckpointError, SamplingParams, TreeConfig
+from eagle_jax import LLM, CheckpointError, SamplingParams, TreeConfig, load_draft
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
@@ -51,6 +54,20 @@ def test_the_checkpoint_alone_is_target_and_head(tmp_path):
     assert llm.target.path == GOLDEN / "target_A"
     assert (llm.draft.path, llm.draft.config.method) == (head, "eagle3")
     assert llm._runner.tree == TreeConfig.chain(2)
+    direct = load_draft(GOLDEN / "head_A_e3", llm.target)
+    assert llm.draft.config == direct.config
+    for mine, theirs in zip(leaves(llm.draft.head), leaves(direct.head), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def leaves(module: nnx.Module) -> list:
+    return jax.tree.leaves(nnx.state(module))
+
+
+@pytest.mark.slow
+def test_the_answers_are_those_of_the_same_models_named_one_by_one(tmp_path):
+    head = speculators_head(tmp_path / "head", str(GOLDEN / "target_A"))
+    llm = LLM(model=str(head), dtype="float32", max_num_seqs=4)
     named = {"method": "eagle3", "model": str(GOLDEN / "head_A_e3"), "num_speculative_tokens": 2}
     expected = answers(LLM(llm.target, max_num_seqs=4, speculative_config=named))
     assert answers(llm) == expected
