@@ -23,6 +23,11 @@ def add_parser(commands: Any) -> None:
         help="a folder, a .gguf file, a repository of the model hub, or the name of a released head",
     )
     parser.add_argument("--target", metavar="PATH", help="of a draft head: the target it is meant for")
+    parser.add_argument(
+        "--layer-id-convention",
+        choices=("input", "output"),
+        help="what layer numbers in the head's config.json mean: the state that enters a layer, or that leaves it",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run)
 
@@ -34,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
     select_device(
         "cpu"
     )  # sizes are computed, nothing is placed: an accelerator that another process holds must not matter
-    report = inspect_checkpoint(find_head(options.path), options.target)
+    report = inspect_checkpoint(
+        find_head(options.path), options.target, layer_id_convention=options.layer_id_convention
+    )
     print(json.dumps(report.to_dict(), indent=2) if options.json else report.to_text())
     return 0 if report.loads else 1

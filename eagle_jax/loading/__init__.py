@@ -1,5 +1,7 @@
 """From files to sharded arrays: targets and draft heads out of safetensors, torch and GGUF checkpoints."""
 
+from eagle_jax.loading.convert import Conversion as Conversion
+from eagle_jax.loading.convert import convert_head as convert_head
 from eagle_jax.loading.demo_target import default_target as default_target
 from eagle_jax.loading.draft import Draft as Draft
 from eagle_jax.loading.draft import load_draft as load_draft

@@ -20,6 +20,10 @@ class Capture:
     """As `DraftConfig.capture_layers`."""
     origin: str
     """Where they come from, in words."""
+    named: bool = False
+    """config.json names the layers."""
+    last: bool = False
+    """It is the last hidden state alone."""
     known: bool = True
     """False: they depend on a target that is not at hand, and `layers` are placeholders."""
     guess: str | None = None
@@ -31,6 +35,7 @@ def last_state(target_layers: int | None) -> Capture:
     return Capture(
         layers=(0 if target_layers is None else target_layers,),
         origin="the last hidden state, after the target's final norm",
+        last=True,
         known=target_layers is not None,
     )
 
@@ -96,7 +101,10 @@ def named_layers(ids: Any, key: str, convention: Convention | None, target_layer
                 f"{key} {list(ids)} must lie in 0..{last}, as {convention}s of the {target_layers} layers of the target"
             )
     return Capture(
-        layers=tuple(i + (convention == "output") for i in ids), origin=f"{key} {list(ids)}, {convention}s", guess=guess
+        layers=tuple(i + (convention == "output") for i in ids),
+        origin=f"{key} {list(ids)}, {convention}s",
+        named=True,
+        guess=guess,
     )
 
 

@@ -1,4 +1,4 @@
-"""One safetensors file, read without the package of that name: its numpy side cannot give bfloat16 without torch.
+"""One safetensors file, read and written without the package of that name: its numpy side cannot give bfloat16 without torch.
 
 Format (https://github.com/huggingface/safetensors): the header's length as a little-endian uint64, a JSON header that maps each
 name to dtype, shape and byte range, then the tensors, row-major and without gaps.
@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,49 @@ def read_block(
     # A shard of columns touches a part of every row; the map goes away with this call, so it does not add up in memory.
     mapped = np.memmap(path, dtype, mode="r", offset=offset, shape=(stop - first, *shape[1:]))
     return np.array(mapped[(slice(None), *(slice(low, high) for low, high in limits[1:]))])
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, tuple[np.dtype, tuple[int, ...], Callable[[], np.ndarray]]]
+) -> None:
+    """Writes a file, one tensor in memory at a time; a file of that name appears only when it is complete.
+
+    Args:
+      path: the file.
+      tensors: dtype, shape and a function that gives the values, by name.
+
+    Raises:
+      CheckpointError: a dtype that the format does not have.
+    """
+    codes = {dtype: code for code, dtype in _DTYPES.items()}
+    # Wide dtypes first, so that every tensor is aligned to its items.
+    order = sorted(tensors, key=lambda name: -tensors[name][0].itemsize)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name in order:
+        dtype, shape, _ = tensors[name]
+        if dtype not in codes:
+            raise CheckpointError(f"tensor {name} has dtype {dtype}, which safetensors does not have")
+        end = position + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": codes[dtype], "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(len(encoded).to_bytes(8, "little") + encoded)
+            for name in order:
+                dtype, shape, read = tensors[name]
+                values = read()
+                if values.dtype != dtype or values.shape != shape:
+                    raise CheckpointError(
+                        f"tensor {name} was announced as {dtype} {shape}, but is {values.dtype} {values.shape}"
+                    )
+                file.write(np.ascontiguousarray(values).tobytes())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _read_header(path: Path) -> tuple[Mapping[str, Any], dict[str, _Entry]]:
