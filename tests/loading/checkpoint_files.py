@@ -26,13 +26,14 @@ LLAMA = {
 DRAFT_VOCAB = 40
 
 
-def hugging_face_llama(seed=0, **overrides):
-    """A random LlamaForCausalLM in float32, every parameter away from its initial value."""
+def hugging_face_llama(seed=0, family="Llama", **overrides):
+    """A random LlamaForCausalLM (or a relative of it) in float32, every parameter away from its initial value."""
     import torch
     import transformers
 
     torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(LLAMA | overrides)))
+    config = getattr(transformers, f"{family}Config")(**(LLAMA | overrides))
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -5,81 +5,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_files import hugging_face_llama, hugging_face_logits, logits
+from gguf_files import KINDS, gguf_keys, gguf_tensors, write_gguf
 
 from eagle_jax.loading import CheckpointError, load_target
 from eagle_jax.loading.gguf import GGUFSource
 from eagle_jax.loading.gguf_target import ROPE_FACTORS, gguf_name, hugging_face_name
 from eagle_jax.loading.target import plan_target
-
-KINDS = {
-    "F32": gguf.GGMLQuantizationType.F32,
-    "F16": gguf.GGMLQuantizationType.F16,
-    "BF16": gguf.GGMLQuantizationType.BF16,
-    "Q8_0": gguf.GGMLQuantizationType.Q8_0,
-    "Q4_1": gguf.GGMLQuantizationType.Q4_1,
-}
-
-
-def permute(weight, heads):
-    """The row order that llama.cpp's converter gives q and k: channels of the two halves of a head alternate."""
-    return (
-        weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
-    )
-
-
-def write_gguf(path, tensors, keys, kind="F32", architecture="llama", norms="F32"):
-    """Writes a GGUF file as llama.cpp's converter does: matrices in one type, vectors in float32."""
-    writer = gguf.GGUFWriter(path, architecture)
-    for key, value in keys.items():
-        if isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, list):
-            writer.add_array(key, value)
-        else:
-            writer.add_uint32(key, value)
-    for name, value in tensors.items():
-        wanted = KINDS[kind if value.ndim > 1 else norms]
-        if wanted in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
-            writer.add_tensor(name, value.astype(np.float16 if wanted == gguf.GGMLQuantizationType.F16 else np.float32))
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(value, wanted), raw_dtype=wanted)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def llama_keys(config, **changes):
-    keys = {
-        "llama.block_count": config.num_hidden_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.rope.freq_base": config.rope_parameters["rope_theta"],
-        "llama.rope.dimension_count": config.head_dim,
-        "llama.vocab_size": config.vocab_size,
-    } | changes
-    return {key: value for key, value in keys.items() if value is not None}
-
-
-def llama_tensors(model):
-    """The tensors of a transformers Llama under GGUF names, q and k in llama.cpp's row order."""
-    config, tensors = model.config, {}
-    for name, value in model.state_dict().items():
-        value = value.numpy()
-        if "q_proj" in name:
-            value = permute(value, config.num_attention_heads)
-        elif "k_proj" in name:
-            value = permute(value, config.num_key_value_heads)
-        if not (name == "lm_head.weight" and config.tie_word_embeddings):
-            tensors[gguf_name(name)] = value
-    return tensors
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +46,7 @@ def test_metadata_are_those_of_the_gguf_package(tmp_path):
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
 def test_logits_equal_hugging_face_with_the_same_values(tmp_path, model, kind):
-    target = load_target(write_gguf(tmp_path / "m.gguf", llama_tensors(model), llama_keys(model.config), kind))
+    target = load_target(write_gguf(tmp_path / "m.gguf", gguf_tensors(model), gguf_keys(model.config), kind))
     reference = hugging_face_llama(num_hidden_layers=2, hidden_size=64, vocab_size=96, rope_theta=100000.0)
     rounded = {}
     for name, value in model.state_dict().items():
@@ -133,8 +64,8 @@ def test_biases_head_width_and_tied_embeddings(tmp_path):
     model = hugging_face_llama(
         num_hidden_layers=1, hidden_size=48, head_dim=16, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
     )
-    keys = llama_keys(model.config) | {"llama.attention.key_length": 16, "llama.attention.value_length": 16}
-    target = load_target(write_gguf(tmp_path / "m.gguf", llama_tensors(model), keys))
+    keys = gguf_keys(model.config) | {"llama.attention.key_length": 16, "llama.attention.value_length": 16}
+    target = load_target(write_gguf(tmp_path / "m.gguf", gguf_tensors(model), keys))
     assert target.config.tie_word_embeddings
     ids = list(range(90))
     expected = hugging_face_logits(model, ids)
@@ -156,8 +87,8 @@ def test_llama3_factors_give_back_their_settings(tmp_path, original):
     plain = 500000.0 ** (-np.arange(0, 64, 2) / 64)
     factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
     assert factors.max() > 7.9
-    tensors = llama_tensors(model) | {ROPE_FACTORS: factors}
-    keys = llama_keys(model.config) | {"llama.attention.key_length": 64, "llama.attention.value_length": 64}
+    tensors = gguf_tensors(model) | {ROPE_FACTORS: factors}
+    keys = gguf_keys(model.config) | {"llama.attention.key_length": 64, "llama.attention.value_length": 64}
     target = load_target(write_gguf(tmp_path / "m.gguf", tensors, keys))
     assert (target.config.rope.rope_type, target.config.rope.factor) == ("llama3", 8.0)
     np.testing.assert_allclose(
@@ -166,9 +97,9 @@ def test_llama3_factors_give_back_their_settings(tmp_path, original):
 
 
 def test_other_factors_are_refused(tmp_path, model):
-    tensors = llama_tensors(model) | {ROPE_FACTORS: np.linspace(1, 3, 8).astype(np.float32)}
+    tensors = gguf_tensors(model) | {ROPE_FACTORS: np.linspace(1, 3, 8).astype(np.float32)}
     with pytest.raises(CheckpointError, match=r"rope_freqs.weight of shape \(8,\) that are not the llama3 factors"):
-        plan_target(write_gguf(tmp_path / "m.gguf", tensors, llama_keys(model.config)))
+        plan_target(write_gguf(tmp_path / "m.gguf", tensors, gguf_keys(model.config)))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +120,7 @@ def test_other_factors_are_refused(tmp_path, model):
     ],
 )
 def test_rope_scaling_keys(tmp_path, model, keys, expected):
-    path = write_gguf(tmp_path / "m.gguf", llama_tensors(model), llama_keys(model.config) | keys)
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(model), gguf_keys(model.config) | keys)
     rope = plan_target(path).config.rope
     assert (rope.rope_type, rope.factor, rope.theta) == (*expected, 100000.0)
     assert rope.original_max_position_embeddings == (128 if expected[0] == "yarn" else 0)
@@ -205,12 +136,12 @@ def test_rope_scaling_keys(tmp_path, model, keys, expected):
     ],
 )
 def test_end_of_sequence_ids(tmp_path, model, tokens, expected):
-    keys = llama_keys(model.config) | {f"tokenizer.ggml.{name}": value for name, value in tokens.items()}
-    assert plan_target(write_gguf(tmp_path / "m.gguf", llama_tensors(model), keys)).config.eos_token_ids == expected
+    keys = gguf_keys(model.config) | {f"tokenizer.ggml.{name}": value for name, value in tokens.items()}
+    assert plan_target(write_gguf(tmp_path / "m.gguf", gguf_tensors(model), keys)).config.eos_token_ids == expected
 
 
 def test_names_and_configuration(tmp_path, model):
-    plan = plan_target(write_gguf(tmp_path / "m.gguf", llama_tensors(model), llama_keys(model.config)))
+    plan = plan_target(write_gguf(tmp_path / "m.gguf", gguf_tensors(model), gguf_keys(model.config)))
     assert sorted(plan.source.names()) == sorted(model.state_dict())
     assert not plan.match.problems
     assert plan.config.rms_norm_eps == 1e-5
@@ -233,18 +164,18 @@ def test_names_and_configuration(tmp_path, model):
     ],
 )
 def test_keys_that_are_not_understood_are_named(tmp_path, model, changes, message):
-    path = write_gguf(tmp_path / "m.gguf", llama_tensors(model), llama_keys(model.config, **changes))
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(model), gguf_keys(model.config, **changes))
     with pytest.raises(CheckpointError, match=message):
         plan_target(path)
 
 
 def test_unknown_keys_can_be_ignored(tmp_path, model):
-    path = write_gguf(tmp_path / "m.gguf", llama_tensors(model), llama_keys(model.config) | {"llama.note": 1})
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(model), gguf_keys(model.config) | {"llama.note": 1})
     assert plan_target(path, ignore_config_keys=["llama.note"]).config.vocab_size == 96
 
 
 def test_one_part_of_a_split_file_is_refused(tmp_path, model):
-    path = write_gguf(tmp_path / "m.gguf", llama_tensors(model), llama_keys(model.config) | {"split.count": 3})
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(model), gguf_keys(model.config) | {"split.count": 3})
     with pytest.raises(CheckpointError, match="one of 3 parts; merge them"):
         plan_target(path)
 
@@ -258,16 +189,16 @@ def test_other_architectures_are_refused(tmp_path):
 
 
 def test_missing_tensors_are_named_as_in_the_file(tmp_path, model):
-    tensors = llama_tensors(model)
+    tensors = gguf_tensors(model)
     del tensors["blk.1.attn_q.weight"]
     tensors["blk.0.attn_q_norm.weight"] = np.ones(16, np.float32)
     with pytest.raises(CheckpointError, match=r"blk.1.attn_q.weight of shape \(64, 64\)") as caught:
-        load_target(write_gguf(tmp_path / "m.gguf", tensors, llama_keys(model.config)))
+        load_target(write_gguf(tmp_path / "m.gguf", tensors, gguf_keys(model.config)))
     caught.match(r"unexpected: blk.0.attn_q_norm.weight of shape \(16,\)")
 
 
 def test_broken_files_are_refused(tmp_path, model):
-    path = write_gguf(tmp_path / "m.gguf", llama_tensors(model), llama_keys(model.config), "Q8_0")
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(model), gguf_keys(model.config), "Q8_0")
     whole = path.read_bytes()
     for data, message in (
         (whole[:-2000], "is truncated: tensor"),
@@ -282,8 +213,8 @@ def test_broken_files_are_refused(tmp_path, model):
 
 
 def test_without_the_gguf_package_the_message_says_what_to_install(tmp_path, model, monkeypatch):
-    path = write_gguf(tmp_path / "m.gguf", llama_tensors(model), llama_keys(model.config), "Q8_0")
-    plain = write_gguf(tmp_path / "plain.gguf", llama_tensors(model), llama_keys(model.config), "F16")
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(model), gguf_keys(model.config), "Q8_0")
+    plain = write_gguf(tmp_path / "plain.gguf", gguf_tensors(model), gguf_keys(model.config), "F16")
     for name in ("gguf", "gguf.constants", "gguf.quants"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(CheckpointError, match=r"pip install 'eagle-jax\[gguf\]'"):
