@@ -1,0 +1,105 @@
+"""Targets with sliding windows: what trees and chains say behind a cache is what transformers generates."""
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from support.drive import make_plan, prefill_slots
+from support.float64_models import Float64Llama
+from support.near_ties import NearTies
+from support.oracle import OraclePlan, Script
+
+from eagle_jax.decoding.loop import Weights, decode
+from eagle_jax.loading import load_target
+from eagle_jax.models import Llama
+
+WINDOW, DEPTH, NEW, MAX_LENGTH, VOCABULARY = 3, 4, 40, 72, 6
+BEYOND = DEPTH + 2  # tokens known past the budget, so that the drafts of the last round are right as well
+PROMPTS = (1, 2, 9, 17, 23)
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": WINDOW,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Mistral": {},
+    "Qwen3": {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+def models(folder: Path, family: str) -> tuple[Any, Llama]:
+    """A random model of transformers and ours, loaded from its files."""
+    torch.manual_seed(6)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **FAMILIES[family])
+    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "embed" in name:
+                parameter.normal_(0.0, 1.0)
+            elif parameter.ndim == 2:
+                parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
+            else:
+                parameter.normal_(1.0, 0.3)
+    theirs.save_pretrained(folder)
+    return theirs, load_target(folder, dtype="float32").model
+
+
+def generate(model: Any, prompt: list[int], count: int) -> list[int]:
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=count, do_sample=False
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "children"),
+    [
+        ("Qwen3", 3),
+        pytest.param("Mistral", 3, marks=pytest.mark.slow),
+        pytest.param("Mistral", 1, marks=pytest.mark.slow),
+        pytest.param("Qwen3", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_trees_say_what_transformers_generates(tmp_path: Path, family: str, children: int) -> None:
+    """Rounds accept 0 to DEPTH right drafts, as a script says: paths, prompts and chunks are longer than the window."""
+    theirs, target = models(tmp_path, family)
+    assert WINDOW in target.config.sliding_windows
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCABULARY, n).tolist() for n in PROMPTS]
+    texts = [prompt + generate(theirs, prompt, NEW + BEYOND) for prompt in prompts]
+    assert len({token for text, size in zip(texts, PROMPTS, strict=True) for token in text[size + 8 :]}) > 3
+
+    table = np.zeros((len(texts), MAX_LENGTH), np.int32)
+    for row, text in zip(table, texts, strict=True):
+        row[: len(text)] = text
+    spoiled = rng.integers(1, DEPTH + 2, (len(texts), MAX_LENGTH + 1)).astype(np.int32)
+    ranks = rng.integers(0, children, (len(texts), MAX_LENGTH + 1, DEPTH)).astype(np.int32)
+    base, weights = make_plan(target, None, None, slots=len(texts), max_length=MAX_LENGTH, prefill_chunk=8)
+    plan = OraclePlan(**vars(base), vocab_size=VOCABULARY, depth=DEPTH, children=children)
+    weights = Weights(weights.target, Script(jnp.asarray(table), jnp.asarray(spoiled), jnp.asarray(ranks)))
+    state = prefill_slots(plan, weights, prompts, [len(prompt) + NEW for prompt in prompts])
+    _, report = decode(plan, weights, state, np.ones((len(texts),), bool), np.int32(1000), np.bool_(False))
+
+    reference = Float64Llama(target)
+    ties, lengths = NearTies(lambda tokens: reference(tokens)[0][-1]), set()
+    for slot, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        written = report.tokens[slot, len(prompt) : report.lengths[slot] + 1].tolist()
+        ties.compare(written, text[len(prompt) : len(prompt) + NEW], prompt)
+        accepted = report.accepted_lengths[slot, : report.rounds[slot]].tolist()
+        assert accepted[:-1] == spoiled[slot, : len(accepted) - 1].tolist()
+        lengths |= set(accepted)
+    ties.check()
+    assert lengths == set(range(1, DEPTH + 2))
