@@ -24,6 +24,7 @@ Sharding = jax.sharding.Sharding | Callable[[str, tuple[int, ...]], jax.sharding
 """One sharding for all parameters, or a function of a parameter's path ("layers.0.mlp.down.weight") and shape."""
 
 _CHUNK_BYTES = 32 << 20  # a cast needs a second copy of what it casts: of one chunk, not of a tensor
+_ALIGNMENT = 64  # bytes; from there XLA's CPU backend takes a host array as it is, without a copy
 _FLOATS = {np.dtype(t) for t in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)}
 
 
@@ -109,7 +110,7 @@ def fill(
     """Builds a module whose parameters are read from a checkpoint, none of them initialised first.
 
     Every array is read by the slices that its shards need, cast slice by slice, and handed to its device before the next one is
-    read: host memory holds one parameter and a chunk of 32 MiB beside it.
+    read: host memory holds one parameter and a chunk of 32 MiB beside it. On the CPU the parameter is the array itself.
 
     Args:
       build: makes the module, as `nnx.eval_shape` takes it.
@@ -181,7 +182,7 @@ def _read_block(
 ) -> np.ndarray:
     """One block of a parameter, filled from the ranges of rows of its pieces in chunks."""
     (first, stop, _), *others = (s.indices(size) for s, size in zip(index, shape, strict=True))
-    out = np.empty((stop - first, *(high - low for low, high, _ in others)), dtype)
+    out = _aligned_empty((stop - first, *(high - low for low, high, _ in others)), dtype)
     offset = 0  # row of the parameter at which the piece starts
     for piece in row:
         low, high = max(first, offset), min(stop, offset + piece.shape[0])
@@ -194,6 +195,13 @@ def _read_block(
             report(piece.tensor, values.nbytes)
         offset += piece.shape[0]
     return out
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: jnp.dtype) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % _ALIGNMENT
+    return raw[offset : offset + size].view(dtype).reshape(shape)
 
 
 def _cast(values: np.ndarray, dtype: jnp.dtype, name: str) -> np.ndarray:

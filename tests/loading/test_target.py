@@ -226,6 +226,68 @@ def test_tensors_that_do_not_fit_are_named_with_both_shapes(copy, edit, messages
         caught.match(message)
 
 
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        (
+            {"vocab_size": 96},
+            [r"model.embed_tokens.weight has shape \(97, 32\); .* makes it \(96, 32\)", "lm_head.weight"],
+        ),
+        ({"intermediate_size": 48}, [rf"{UP} has shape \(64, 32\); the configuration makes it \(48, 32\)"]),
+        ({"num_key_value_heads": 1}, [r"0.self_attn.k_proj.weight has shape \(16, 32\); .* makes it \(8, 32\)"]),
+        ({"head_dim": 16}, [rf"{Q} has shape \(32, 32\); the configuration makes it \(64, 32\)"]),
+        ({"num_hidden_layers": 3}, [r"missing: model.layers.2.mlp.down_proj.weight of shape \(32, 64\)"]),
+        ({"num_hidden_layers": 1}, [rf"unexpected: {Q} of shape \(32, 32\), which nothing reads"]),
+        ({"attention_bias": True}, [r"missing: model.layers.0.self_attn.o_proj.bias of shape \(32,\)"]),
+        ({"mlp_bias": True}, [r"missing: model.layers.0.mlp.up_proj.bias of shape \(64,\)"]),
+        ({"model_type": "qwen2"}, [r"missing: model.layers.0.self_attn.q_proj.bias of shape \(32,\)"]),
+        ({"model_type": "qwen3"}, [r"missing: model.layers.1.self_attn.k_norm.weight of shape \(8,\)"]),
+        ({"model_type": "gpt2"}, ["model_type 'gpt2' is not supported; supported are llama, mistral, qwen2, qwen3"]),
+    ],
+    ids=str,
+)
+def test_a_wrong_config_is_named_by_what_it_contradicts(copy, changes, messages):
+    edit_config(copy, drop=["architectures"] + ["mlp_bias"] * ("model_type" in changes), **changes)
+    with pytest.raises(CheckpointError) as caught:
+        load_target(copy)
+    for message in messages:
+        caught.match(message)
+
+
+def bias_as_row(tensors):
+    tensors["model.layers.0.self_attn.v_proj.bias"] = tensors["model.layers.0.self_attn.v_proj.bias"][None]
+
+
+def norm_of_all_heads(tensors):
+    tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(32)
+
+
+def norm_twice(tensors):
+    tensors["model.layers.0.self_attn.qk_norm.weight"] = tensors.pop("model.layers.0.self_attn.q_norm.weight")
+
+
+@pytest.mark.parametrize(
+    ("family", "edit", "messages"),
+    [
+        ("Qwen2", bias_as_row, [r"0.self_attn.v_proj.bias has shape \(1, 16\); the configuration makes it \(16,\)"]),
+        ("Qwen3", norm_of_all_heads, [r"q_norm.weight has shape \(32,\); the configuration makes it \(8,\)"]),
+        (
+            "Qwen3",
+            norm_twice,
+            [r"missing: .*0.self_attn.q_norm.weight of shape \(8,\)", r"unexpected: .*0.self_attn.qk_norm.weight"],
+        ),
+    ],
+)
+def test_what_only_some_families_have_is_checked_too(tmp_path, family, edit, messages):
+    hugging_face_llama(family=family, num_hidden_layers=1, head_dim=8).save_pretrained(tmp_path)
+    load_target(tmp_path)
+    edit_tensors(tmp_path, edit)
+    with pytest.raises(CheckpointError) as caught:
+        load_target(tmp_path)
+    for message in messages:
+        caught.match(message)
+
+
 def test_old_rotary_frequencies_are_known_not_to_matter(copy, saved):
     def edit(tensors):
         for i in range(2):
