@@ -204,7 +204,8 @@ def plan_draft(
     head = read_head_config(config)
     if kind == "unknown":
         raise CheckpointError(
-            "this is no EAGLE head: it has neither fc.weight [h, n * H] nor layers.0.hidden_norm.weight [h]"
+            f"this is no EAGLE head: it has neither {source.stored_name('fc.weight')} [h, n * H] nor "
+            f"{source.stored_name('layers.0.hidden_norm.weight')} [h]"
         )
     for said, key in ((head.method, head.method_key), (method, f"method {method!r}")):
         if said not in (None, kind):

@@ -27,12 +27,18 @@ def draft_kind(source: RenamedSource) -> str:
         return "eagle3"
     if "fc.weight" not in names or len(source.shape("fc.weight")) != 2:
         return "unknown"
+    # One tensor may be missing or of a wrong shape: that shall be said of this tensor, not of the head.
+    norm = "layers.0.post_attention_layernorm.weight"
     rows, columns = source.shape("fc.weight")
-    if columns != 2 * rows:
-        return "eagle3"
-    projections = (f"layers.0.self_attn.{part}_proj.weight" for part in ("q", "qkv", "k", "v"))
-    widths = {source.shape(name)[-1] for name in projections if name in names}
-    return "eagle3" if widths == {2 * rows} else "eagle"
+    hidden = source.shape(norm)[0] if norm in names else rows
+    widths = [
+        source.shape(name)[-1]
+        for part in ("q", "k", "v", "qkv")
+        if (name := f"layers.0.self_attn.{part}_proj.weight") in names
+    ]
+    if 2 * widths.count(2 * hidden) != len(widths):
+        return "eagle3" if 2 * widths.count(2 * hidden) > len(widths) else "eagle"
+    return "eagle" if columns == 2 * rows else "eagle3"
 
 
 def guess_target(config: HeadConfig) -> TargetShape:
@@ -80,9 +86,8 @@ def read_draft_config(
             f"config.json asks for {asked[0]}, which EAGLE-1/2 heads have; the tensors are an EAGLE-3 head's"
         )
     use_fc = "fc.weight" in reader.names
-    hidden = reader.shape("fc.weight", 2)[0] if use_fc else reader.shape("layers.0.self_attn.o_proj.weight", 2)[0]
+    hidden = reader.hidden_size()
     reader.check_target(target)
-    reader.agree("hidden_size", hidden, "fc.weight" if use_fc else "layers.0.self_attn.o_proj.weight")
     capture, states = reader.capture(target.num_hidden_layers, layer_id_convention)
     features = reader.shape("fc.weight", 2)[1] if use_fc else hidden
     if not use_fc and states > 1:
@@ -97,10 +102,16 @@ def read_draft_config(
         )
     if features != states * target.hidden_size:
         made_for = f" (a target of hidden size {features // states} would fit)" if features % states == 0 else ""
-        takes = f"{source.stored_name('fc.weight')} takes" if use_fc else "a head without fc.weight takes"
+        takes, shapes = "a head without fc.weight takes", ""
+        if use_fc:
+            name, shape = source.stored_name("fc.weight"), source.shape("fc.weight")
+            takes, shapes = (
+                f"{name} takes",
+                f"; it has shape {shape} and must have {(hidden, states * target.hidden_size)}",
+            )
         raise CheckpointError(
             f"{takes} {features} features, but {states} hidden states of this target are "
-            f"{states} x {target.hidden_size} = {states * target.hidden_size}{made_for}"
+            f"{states} x {target.hidden_size} = {states * target.hidden_size}{made_for}{shapes}"
         )
     if capture is None:
         capture = default_layers(states, target.num_hidden_layers)

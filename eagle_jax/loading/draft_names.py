@@ -23,6 +23,15 @@ _ALIASES = (
 )
 
 
+# What these tensors are called in SafeAILab's layout and in the first form of speculators.
+_FIRST_FORM = {
+    "fc": ("fc", "fusion_fc"),
+    "embed_norm": ("embed_layernorm", "embedding_layernorm"),
+    "feature_norm": ("hidden_states_layernorm", "hidden_states_layernorm"),
+    "head_norm": ("lm_head_layernorm", "pre_lm_head_layernorm"),
+}
+
+
 def canonical_name(name: str) -> str:
     """Canonical name of a head's tensor: SafeAILab's, without a prefix, and with `layers.0.` for its `midlayer.`."""
     for pattern, canonical in _ALIASES:
@@ -60,6 +69,10 @@ class RenamedSource:
         """The name in the file; a tensor that is missing is named as its neighbours are."""
         if name in self._names:
             return self._names[name]
+        if (stem := name.partition(".")[0]) in _FIRST_FORM:
+            first = any(stored.startswith(("transformer.", "fusion_fc.")) for stored in self._names.values())
+            name = name.replace(stem, _FIRST_FORM[stem][first], 1)
+            return name
         for stem in ("layers.0.", ""):
             end = name.removeprefix(stem)
             for neighbour, stored in self._names.items():

@@ -111,19 +111,47 @@ class HeadReader:
     def shape(self, name: str, axes: int) -> tuple[int, ...]:
         """Shape of a tensor that must be there."""
         if name not in self.names:
-            raise CheckpointError(f"the head lacks {name}, which every head of its kind has")
+            raise CheckpointError(f"the head lacks {self.source.stored_name(name)}, which every head of its kind has")
         shape = self.source.shape(name)
         if len(shape) != axes:
             raise CheckpointError(f"{self.source.stored_name(name)} has shape {shape}, but must have {axes} axes")
         return shape
 
-    def agree(self, key: str, value: int, tensor: str) -> None:
-        """Raises if config.json has another value of a key than a tensor shows."""
-        if self.config.get(key) not in (None, value):
+    def size(self, key: str, *votes: tuple[str, int], unit: int = 1) -> int:
+        """A size of the head: what config.json says if a tensor confirms it, else what most tensors show.
+
+        One tensor that is not as the others is left to be reported by its name and both shapes.
+
+        Args:
+          key: the size's key in config.json.
+          votes: tensors, and their axes along which they show the size.
+          unit: rows for 1 of the size.
+
+        Raises:
+          CheckpointError: none of the tensors is there, or config.json says something that none of them shows.
+        """
+        shown = [(t, self.source.shape(t)) for t, axis in votes if t in self.names and axis < len(self.source.shape(t))]
+        if not shown:
             raise CheckpointError(
-                f"the head's {key} is {self.config[key]} in config.json, but {value} by the shape {self.source.shape(tensor)} of "
+                f"the head lacks {self.source.stored_name(votes[0][0])}, which every head of its kind has"
+            )
+        axes = dict(votes)
+        sizes = [shape[axes[tensor]] for tensor, shape in shown]
+        said = self.config.get(key)
+        if said is not None and said * unit in sizes:
+            return int(said)
+        most = max(sizes, key=sizes.count)
+        tensor, shape = shown[sizes.index(most)]
+        if most % unit:
+            raise CheckpointError(
+                f"{self.source.stored_name(tensor)} has shape {shape}, which does not divide into heads of {unit}"
+            )
+        if said is not None:
+            raise CheckpointError(
+                f"the head's {key} is {said} in config.json, but {most // unit} by the shape {shape} of "
                 f"{self.source.stored_name(tensor)}"
             )
+        return most // unit
 
     def capture(self, target_layers: int | None, convention: Convention | None) -> tuple[Capture | None, int]:
         """The hidden states that config.json names (None if it names none), and how many the head reads."""
@@ -163,12 +191,14 @@ class HeadReader:
         """Rows of the output head, Vd."""
         said = self.value("draft_vocab_size", "truncated_vocab_size")
         if not own_lm_head:
-            if "lm_head.weight" not in self.names and ("d2t" in self.names or said not in (None, target.vocab_size)):
+            reduced = "d2t" in self.names and self.source.shape("d2t") != (target.vocab_size,)
+            if "lm_head.weight" not in self.names and (reduced or said not in (None, target.vocab_size)):
                 raise CheckpointError(
                     f"the head lacks {self.source.stored_name('lm_head.weight')}, which a head with a vocabulary of its own needs"
                 )
             return target.vocab_size
-        rows = self.shape("lm_head.weight", 2)[0]
+        shown = [self.source.shape(name)[0] for name in ("lm_head.weight", "d2t") if name in self.names]
+        rows = said if said in shown else shown[0]
         if said not in (None, rows):
             problem = f"draft_vocab_size {said} of config.json is wrong: lm_head.weight has {rows} rows"
             # Files of EAGLE's format are known to be wrong about it; the tensor, checked against d2t, is right.
@@ -177,33 +207,42 @@ class HeadReader:
             notes.append(problem)
         return rows
 
+    def hidden_size(self) -> int:
+        """Width of the head, h."""
+        names = ("self_attn.o_proj.weight", "post_attention_layernorm.weight", "mlp.down_proj.weight")
+        return self.size("hidden_size", ("fc.weight", 0), *((f"layers.0.{name}", 0) for name in names))
+
     def attention(self) -> tuple[int, int, int]:
         """Query heads, key/value heads and width of a head."""
         heads = self.config.get("num_attention_heads")
         if heads is None:
             raise CheckpointError("the head's config.json lacks num_attention_heads")
-        width = self.shape("layers.0.self_attn.o_proj.weight", 2)[1]
-        if width % heads:
-            raise CheckpointError(f"o_proj takes {width} channels, no multiple of num_attention_heads {heads}")
-        head_dim = width // heads
-        self.agree("head_dim", head_dim, "layers.0.self_attn.o_proj.weight")
-        fused = "layers.0.self_attn.qkv_proj.weight"
-        tensor = fused if fused in self.names else "layers.0.self_attn.k_proj.weight"
-        rows = self.shape(tensor, 2)[0]
-        keys, odd = divmod(rows - width, 2) if tensor == fused else (rows, 0)
-        if odd or keys < head_dim or keys % head_dim:
+        block = "layers.0.self_attn"
+        queries = ((f"{block}.o_proj.weight", 1), (f"{block}.q_proj.weight", 0))
+        shown = [
+            self.source.shape(n)[axis] for n, axis in queries if n in self.names and len(self.source.shape(n)) == 2
+        ]
+        if shown and shown[0] % heads and shown[-1] % heads:
             raise CheckpointError(
-                f"{self.source.stored_name(tensor)} has {rows} rows, which do not divide into heads of {head_dim}"
+                f"{self.source.stored_name(queries[0][0])} takes {shown[0]} channels, no multiple of num_attention_heads {heads}"
             )
-        kv_heads = keys // head_dim
-        self.agree("num_key_value_heads", kv_heads, tensor)
+        head_dim = self.size("head_dim", *queries, unit=heads)
+        if f"{block}.qkv_proj.weight" not in self.names:
+            kv = ((f"{block}.k_proj.weight", 0), (f"{block}.v_proj.weight", 0))
+            return heads, self.size("num_key_value_heads", *kv, unit=head_dim), head_dim
+        fused = f"{block}.qkv_proj.weight"
+        kv_heads, odd = divmod(self.shape(fused, 2)[0] - heads * head_dim, 2 * head_dim)
+        if odd or kv_heads < 1 or self.config.get("num_key_value_heads") not in (None, kv_heads):
+            raise CheckpointError(
+                f"{self.source.stored_name(fused)} has shape {self.source.shape(fused)}, which does not hold {heads} query heads "
+                f"and {self.config.get('num_key_value_heads')} key and value heads of {head_dim}"
+            )
         return heads, kv_heads, head_dim
 
     def intermediate_size(self) -> int:
         """Width of the MLP."""
-        size = self.shape("layers.0.mlp.down_proj.weight", 2)[1]
-        self.agree("intermediate_size", size, "layers.0.mlp.down_proj.weight")
-        return size
+        votes = (("down_proj", 1), ("gate_proj", 0), ("up_proj", 0))
+        return self.size("intermediate_size", *((f"layers.0.mlp.{name}.weight", axis) for name, axis in votes))
 
     def layers(self) -> int:
         """Number of decoder layers among the tensors."""

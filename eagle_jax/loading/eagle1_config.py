@@ -35,13 +35,13 @@ def read_eagle1_config(
         raise CheckpointError(
             f"config.json asks for {asked[0]}, which EAGLE-3 heads have; the tensors are an EAGLE-1/2 head's"
         )
-    hidden, inputs = reader.shape("fc.weight", 2)
-    if inputs != 2 * hidden:
+    hidden = reader.hidden_size()
+    if reader.shape("fc.weight", 2) != (hidden, 2 * hidden):
         raise CheckpointError(
-            f"fc.weight {(hidden, inputs)} must take an embedding and a feature of its own width: {2 * hidden}"
+            f"{source.stored_name('fc.weight')} has shape {source.shape('fc.weight')}; it takes an embedding and a feature of "
+            f"the head's width, which makes it {(hidden, 2 * hidden)}"
         )
     reader.check_target(target)
-    reader.agree("hidden_size", hidden, "fc.weight")
     if hidden != target.hidden_size:
         raise CheckpointError(
             f"the head was made for a target of hidden size {hidden}; this target's hidden_size is {target.hidden_size}"

@@ -144,7 +144,7 @@ def test_geometry_comes_from_the_tensors(tmp_path, target, plain, drop):
         ({"hidden_size": 64}, r"hidden_size is 64 in config.json, but 32 by the shape \(32, 96\) of fc.weight"),
         ({"intermediate_size": 128}, "intermediate_size is 128 in config.json, but 64"),
         ({"head_dim": 16}, "head_dim is 16 in config.json, but 8"),
-        ({"num_attention_heads": 5}, "o_proj takes 32 channels, no multiple of num_attention_heads 5"),
+        ({"num_attention_heads": 5}, "o_proj.weight takes 32 channels, no multiple of num_attention_heads 5"),
         ({"num_attention_heads": None}, "lacks num_attention_heads"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
