@@ -3,20 +3,26 @@
 How many programs are compiled: three (make a state, prefill a chunk, decode rounds) for each distinct combination of
 
 - draft head, tree and prefill chunk;
+- class of the call, the least that covers its requests: greedy; sampling (with `rejection_sample_method` and the like);
+  sampling with penalties, biases, bans or log-probabilities (with `logprobs_mode`);
 - slots: the number of prompts in a call rounded up to a power of two, at most `max_num_seqs`;
 - capacity: the longest prompt plus budget in a call, rounded up to a power of two from 256 on, at most `max_model_len`;
 - stop ids: room for 8, rounded up to a power of two where there are more.
 
-Prompts, their lengths, budgets, stop ids, stop strings and the weights themselves are arguments of these programs. The caches of
+Prompts, their lengths, budgets, temperatures, seeds and all other numbers about sampling, stop ids, stop strings and the weights
+themselves are arguments of these programs. The caches of
 the last two such combinations are kept beside the target and used again by the next call with one of them.
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, ROUNDS_PER_DISPATCH, Runner
+from eagle_jax.decoding.rules import SEEDED, make_rule
+from eagle_jax.front.prompts import Prompt
+from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, LOGPROBS_MODES, ROUNDS_PER_DISPATCH, Runner
 from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import BatchMetrics
 from eagle_jax.outputs import Delta, GenerationResult
@@ -30,7 +36,18 @@ def generate(
     *,
     max_new_tokens: int,
     temperature: float = 0.0,
-    seed: int | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int | Sequence[int] | None = None,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    allowed_token_ids: Sequence[int] | None = None,
+    min_tokens: int = 0,
+    logprobs: int | None = None,
+    logprobs_mode: str = LOGPROBS_MODES[0],
     stop: str | Sequence[str] | None = None,
     stop_token_ids: Sequence[int] | None = None,
     ignore_eos: bool = False,
@@ -55,8 +72,21 @@ def generate(
         ids (a list or an integer array), `{"prompt": text}` or `{"prompt_token_ids": ids}`. A list of ids or messages is one
         prompt. Without a tokenizer prompts must be ids, and there are no texts.
       max_new_tokens: most tokens of an output, the one that ends it included; 0 gives empty outputs.
-      temperature: 0 (greedy); sampling is not supported so far.
-      seed: no effect at temperature 0.
+      temperature: 0, or below 1e-5, is greedy; otherwise tokens are drawn, as `SamplingParams` describes.
+      top_k: see `SamplingParams`, as for `top_p` and `min_p`.
+      top_p: see there.
+      min_p: see there.
+      seed: the same seed gives the same output, with `generate` and `speculative_generate` alike. One for all prompts, or a list
+        with one for each; None draws a fresh one for each. The result reports them.
+      repetition_penalty: see `SamplingParams`, as for the next five.
+      presence_penalty: see there.
+      frequency_penalty: see there.
+      logit_bias: see there.
+      allowed_token_ids: see there.
+      min_tokens: see there.
+      logprobs: see there.
+      logprobs_mode: "raw_logprobs" reports the model's own log-probabilities, "processed_logprobs" those of the distribution that
+        is sampled.
       stop: strings that end an output; the one completed first counts.
       stop_token_ids: ids that end an output, besides the model's end-of-sequence ids.
       ignore_eos: go on behind end-of-sequence ids; `stop_token_ids` still count.
@@ -77,16 +107,31 @@ def generate(
     """
     params = SamplingParams(
         temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        allowed_token_ids=allowed_token_ids,
+        min_tokens=min_tokens,
+        logprobs=logprobs,
         max_tokens=_budget(max_new_tokens),
         stop=stop,
         stop_token_ids=stop_token_ids,
         ignore_eos=ignore_eos,
-        seed=seed,
         include_stop_str_in_output=include_stop_str_in_output,
         skip_special_tokens=skip_special_tokens,
     )
-    runner = Runner(target, max_model_len=max_model_len, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
-    return _collect(runner, prompts, params, chat, progress)
+    runner = Runner(
+        target,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        prefill_chunk=prefill_chunk,
+        logprobs_mode=logprobs_mode,
+    )
+    return _collect(runner, prompts, params, seed, chat, progress)
 
 
 def speculative_generate(
@@ -97,8 +142,23 @@ def speculative_generate(
     max_new_tokens: int,
     num_speculative_tokens: int | None = None,
     tree: TreeArgument | None = None,
+    rejection_sample_method: str | None = None,
+    draft_sample_method: str | None = None,
+    synthetic_acceptance_rates: Sequence[float] | None = None,
+    synthetic_acceptance_length: float | None = None,
     temperature: float = 0.0,
-    seed: int | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int | Sequence[int] | None = None,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    allowed_token_ids: Sequence[int] | None = None,
+    min_tokens: int = 0,
+    logprobs: int | None = None,
+    logprobs_mode: str = LOGPROBS_MODES[0],
     stop: str | Sequence[str] | None = None,
     stop_token_ids: Sequence[int] | None = None,
     ignore_eos: bool = False,
@@ -121,27 +181,56 @@ def speculative_generate(
         checkpoint asks for, else EAGLE's default tree (`eagle_jax.speculative_config.default_tree`).
       tree: draft a dynamic tree, `{"total_tokens": 60, "depth": 7, "top_k": 10}` or a `TreeConfig`, which explains the numbers;
         or a static tree, by its paths, its name, or as a `StaticTree`.
+      rejection_sample_method: how drafts are accepted where tokens are drawn, "seeded" (the output of `generate`), "standard",
+        "block", "recursive", "traversal" (each output as likely as from `generate`, but not the same one for a seed) or
+        "synthetic" (for measuring speed); see `eagle_jax.decoding.rules.Rule`.
+      draft_sample_method: "greedy" or "probabilistic"; see there.
+      synthetic_acceptance_rates: see `eagle_jax.decoding.rules.make_rule`, as for the next.
+      synthetic_acceptance_length: see there.
 
     Raises:
-      ValueError: as `generate`; both of `num_speculative_tokens` and `tree`; a draft made for another target.
+      ValueError: as `generate`; methods that do not go together or not with the tree; both of `num_speculative_tokens` and
+        `tree`; a draft made for another target.
       TypeError: as `generate`.
       InsufficientMemoryError: as `generate`.
     """
     params = SamplingParams(
         temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        allowed_token_ids=allowed_token_ids,
+        min_tokens=min_tokens,
+        logprobs=logprobs,
         max_tokens=_budget(max_new_tokens),
         stop=stop,
         stop_token_ids=stop_token_ids,
         ignore_eos=ignore_eos,
-        seed=seed,
         include_stop_str_in_output=include_stop_str_in_output,
         skip_special_tokens=skip_special_tokens,
     )
     shape = tree_config(num_speculative_tokens, tree, where="speculative_generate")
-    runner = Runner(
-        target, draft, shape, max_model_len=max_model_len, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
+    rule = make_rule(
+        rejection_sample_method,
+        draft_sample_method,
+        synthetic_acceptance_rates=synthetic_acceptance_rates,
+        synthetic_acceptance_length=synthetic_acceptance_length,
     )
-    return _collect(runner, prompts, params, chat, progress)
+    runner = Runner(
+        target,
+        draft,
+        shape,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        prefill_chunk=prefill_chunk,
+        rule=rule,
+        logprobs_mode=logprobs_mode,
+    )
+    return _collect(runner, prompts, params, seed, chat, progress)
 
 
 def stream_generate(
@@ -152,6 +241,9 @@ def stream_generate(
     *,
     num_speculative_tokens: int | None = None,
     tree: TreeArgument | None = None,
+    rejection_sample_method: str | None = None,
+    draft_sample_method: str | None = None,
+    logprobs_mode: str = LOGPROBS_MODES[0],
     chat: bool = False,
     max_model_len: int | None = None,
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
@@ -170,6 +262,9 @@ def stream_generate(
       params: how each prompt is continued.
       num_speculative_tokens: as in `speculative_generate`.
       tree: as in `speculative_generate`.
+      rejection_sample_method: as in `speculative_generate`; "synthetic" is not for streams.
+      draft_sample_method: as in `speculative_generate`.
+      logprobs_mode: as in `generate`.
       chat: as in `generate`, like the rest.
       rounds_per_dispatch: rounds between two looks at the tokens; less gives finer deltas, more a little more speed.
 
@@ -179,11 +274,21 @@ def stream_generate(
     if draft is None:
         if num_speculative_tokens is not None or tree is not None:
             raise ValueError("num_speculative_tokens and tree need a draft")
-        shape = None
+        if rejection_sample_method is not None or draft_sample_method is not None:
+            raise ValueError("rejection_sample_method and draft_sample_method need a draft")
+        shape, rule = None, SEEDED
     else:
         shape = tree_config(num_speculative_tokens, tree, where="stream_generate")
+        rule = make_rule(rejection_sample_method, draft_sample_method)
     runner = Runner(
-        target, draft, shape, max_model_len=max_model_len, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk
+        target,
+        draft,
+        shape,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        prefill_chunk=prefill_chunk,
+        rule=rule,
+        logprobs_mode=logprobs_mode,
     )
     read = runner.read(prompts, chat=chat)
     return runner.stream(read, [params] * len(read), rounds_per_dispatch=rounds_per_dispatch)
@@ -197,9 +302,29 @@ def _budget(max_new_tokens: int) -> int:
     return int(max_new_tokens)
 
 
-def _collect(runner: Runner, prompts: Any, params: SamplingParams, chat: bool, progress: bool) -> GenerationResult:
+def _with_seeds(
+    params: SamplingParams, seed: int | Sequence[int] | None, prompts: list[Prompt]
+) -> list[SamplingParams]:
+    """The parameters of each prompt."""
+    if seed is None or not isinstance(seed, Sequence | np.ndarray):
+        return [dataclasses.replace(params, seed=seed)] * len(prompts)
+    if isinstance(seed, str):
+        raise TypeError(f"seed must be an integer or a list of them, got {seed!r}")
+    if len(seed) != len(prompts):
+        raise ValueError(f"seed has {len(seed)} entries for {len(prompts)} prompts; give one for all, or one for each")
+    return [dataclasses.replace(params, seed=one) for one in seed]
+
+
+def _collect(
+    runner: Runner,
+    prompts: Any,
+    params: SamplingParams,
+    seed: int | Sequence[int] | None,
+    chat: bool,
+    progress: bool,
+) -> GenerationResult:
     read = runner.read(prompts, chat=chat)
-    results, timing = runner.run(read, [params] * len(read), progress=progress)
+    results, timing = runner.run(read, _with_seeds(params, seed, read), progress=progress)
     return GenerationResult(
         token_ids=[result.token_ids for result in results],
         texts=[result.text for result in results],
@@ -207,4 +332,6 @@ def _collect(runner: Runner, prompts: Any, params: SamplingParams, chat: bool, p
         stop_reasons=[result.stop_reason for result in results],
         prompt_token_ids=[result.prompt.token_ids for result in results],
         metrics=BatchMetrics([result.metrics for result in results], timing),
+        seeds=[result.seed for result in results],
+        logprobs=[result.logprobs for result in results],
     )

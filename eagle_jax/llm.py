@@ -6,16 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.decoding.rules import SEEDED
 from eagle_jax.front.progress import at_terminal
 from eagle_jax.front.prompts import Prompt
 from eagle_jax.front.rows import RowResult
-from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, ROUNDS_PER_DISPATCH, Runner
+from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, LOGPROBS_MODES, ROUNDS_PER_DISPATCH, Runner
 from eagle_jax.front.speculators import find_target
 from eagle_jax.front.vllm_keywords import check_vllm_keywords
 from eagle_jax.loading import Draft, Target, load_draft, load_target, resolve
 from eagle_jax.metrics import Counter, CumulativeCounters, Vector
 from eagle_jax.outputs import CompletionOutput, Delta, RequestOutput
 from eagle_jax.sampling import SamplingParams
+from eagle_jax.sampling.params import check_seed
 from eagle_jax.speculative_config import SpeculativeConfig
 from eagle_jax.text import Tokenizer
 
@@ -26,7 +28,7 @@ class LLM:
     Keywords of vLLM's `LLM` and what becomes of them:
 
     - *work*: model, tokenizer, skip_tokenizer_init, dtype, revision, download_dir, max_model_len, max_num_seqs, seed,
-      speculative_config, use_tqdm_on_load, as described below;
+      logprobs_mode, speculative_config, use_tqdm_on_load, as described below;
     - *have no meaning*, change no result, and are accepted with one warning that names them: async_scheduling, block_size,
       compilation_config, cuda_graph_sizes, disable_async_output_proc, disable_cascade_attn, disable_custom_all_reduce,
       disable_log_stats, distributed_executor_backend, enable_chunked_prefill, enable_prefix_caching, enforce_eager,
@@ -54,7 +56,9 @@ class LLM:
         calls need, not for this.
       max_num_seqs: most sequences decoded side by side (8 if None); any number of prompts can be given. A call with fewer prompts
         uses the next power of two.
-      seed: no effect at temperature 0.
+      seed: makes the seeds of requests that give none a reproducible sequence; None takes fresh ones. Outputs report them.
+      logprobs_mode: whose log-probabilities are reported: "raw_logprobs", the model's own, or "processed_logprobs", those of the
+        distribution that is sampled.
       speculative_config: the draft head and its trees; see `SpeculativeConfig.from_dict`. A `model` that is a draft head in the
         speculators format needs none: it names its target, which is loaded as the model, and how many tokens to draft.
       prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
@@ -81,6 +85,7 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         seed: int | None = None,
+        logprobs_mode: str = LOGPROBS_MODES[0],
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         prefill_chunk: int | None = None,
         ignore_config_keys: Sequence[str] = (),
@@ -88,8 +93,8 @@ class LLM:
         **vllm_keywords: Any,
     ):
         check_vllm_keywords(vllm_keywords)
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise TypeError(f"seed must be an integer or None, got {seed!r}")
+        if seed is not None:
+            check_seed(seed)
         if skip_tokenizer_init and tokenizer is not None:
             raise ValueError("skip_tokenizer_init and tokenizer exclude each other")
         if not isinstance(model, Target):
@@ -130,6 +135,9 @@ class LLM:
             max_model_len=max_model_len,
             max_num_seqs=DEFAULT_MAX_NUM_SEQS if max_num_seqs is None else max_num_seqs,
             prefill_chunk=prefill_chunk,
+            rule=SEEDED if speculation is None else speculation.rule,
+            logprobs_mode=logprobs_mode,
+            seed=seed,
         )
         if max_model_len is not None or max_num_seqs is not None:
             self._runner.check_memory(sequences=max_num_seqs or 1, max_model_len=max_model_len)
@@ -238,12 +246,15 @@ class LLM:
         """
         return self._counters.read()
 
-    def warmup(self, *, num_prompts: int = 1, num_tokens: int = 256) -> float:
+    def warmup(
+        self, *, num_prompts: int = 1, num_tokens: int = 256, sampling_params: SamplingParams | None = None
+    ) -> float:
         """Compiles the programs of a call ahead.
 
         Args:
           num_prompts: prompts in the call.
           num_tokens: tokens of the longest prompt with its output.
+          sampling_params: like those of the call: greedy, sampling, or with penalties or log-probabilities; None is greedy.
 
         Returns:
           Seconds it took, next to nothing if the programs were there.
@@ -257,7 +268,7 @@ class LLM:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if num_tokens > max(self.max_model_len, 256):
             raise ValueError(f"num_tokens {num_tokens} exceeds max_model_len {self.max_model_len}")
-        return self._runner.compile(prompts=num_prompts, tokens=num_tokens, progress=True)
+        return self._runner.compile(prompts=num_prompts, tokens=num_tokens, params=sampling_params, progress=True)
 
     def _generate(
         self, prompts: list[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
@@ -278,6 +289,8 @@ class LLM:
             token_ids=result.token_ids,
             finish_reason=result.finish_reason,
             stop_reason=result.stop_reason,
+            seed=result.seed,
+            logprobs=result.logprobs,
         )
         return RequestOutput(
             request_id=str(next(self._request_numbers)),

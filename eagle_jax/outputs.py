@@ -10,6 +10,22 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Logprob:
+    """A token at one place of an output."""
+
+    logprob: float
+    """Natural logarithm of its probability; see `logprobs_mode` for which."""
+    rank: int
+    """1 for the likeliest; tokens that are exactly as likely count as likelier."""
+    decoded_token: str | None
+    """Its text alone; None where there is no text."""
+
+
+PositionLogprobs = dict[int, Logprob]
+"""By token id: the emitted token first, then the likeliest ones, best first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CompletionOutput:
     """The continuation of a prompt."""
 
@@ -22,6 +38,17 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: int | str | None
     """The stop id or stop string that ended the output; None for the model's end-of-sequence ids and for "length"."""
+    seed: int | None = None
+    """What the tokens were drawn with; None at temperature 0. The same prompt and seed give the same output."""
+    logprobs: list[PositionLogprobs] | None = None
+    """One entry a token, if they were asked for."""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of the output as a whole, if log-probabilities were asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(at[id_].logprob for at, id_ in zip(self.logprobs, self.token_ids, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +80,10 @@ class GenerationResult:
     prompt_token_ids: list[list[int]]
     metrics: BatchMetrics
     """Of each row; `metrics.total` of all rows together; `metrics.timing` of the call."""
+    seeds: list[int | None]
+    """What each output was drawn with; None at temperature 0."""
+    logprobs: list[list[PositionLogprobs] | None]
+    """See `CompletionOutput.logprobs`."""
 
     @property
     def timing(self) -> Timing:
@@ -74,5 +105,9 @@ class Delta:
     """Set in the last delta of an output."""
     stop_reason: int | str | None = None
     """See `CompletionOutput.stop_reason`; set in the last delta."""
+    seed: int | None = None
+    """See `CompletionOutput.seed`; set in the last delta."""
+    logprobs: list[PositionLogprobs] | None = None
+    """Of the new tokens, if log-probabilities were asked for."""
     metrics: AcceptanceMetrics | None = None
     """Set in the last delta."""

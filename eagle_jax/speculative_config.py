@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from eagle_jax.decoding.rules import SEEDED, Rule, check_rule, make_rule
 from eagle_jax.decoding.tree import NAMED_TREES, StaticTree, TreeConfig
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ _ADVICE = {
     "code_revision": "no code is ever taken from a checkpoint",
     "speculative_token_tree": "give it as tree",
     "disable_by_batch_size": "speculation is on for every batch size; use an LLM without speculative_config for large batches",
-    "draft_sample_method": "decoding is greedy, and so are the drafts",
-    "rejection_sample_method": "decoding is greedy: a draft is accepted exactly when it is the target's token",
     "parallel_drafting": "heads that draft all tokens in one pass are not supported",
     "prompt_lookup_max": "n-gram lookup is not supported; give an EAGLE head as model",
     "prompt_lookup_min": "n-gram lookup is not supported; give an EAGLE head as model",
@@ -66,6 +65,12 @@ class SpeculativeConfig:
     """What layer numbers in the head's config.json mean, "input" or "output"; see `load_draft`."""
     config_overrides: Mapping[str, Any] | None = None
     """Values for keys of the head's config.json."""
+    rule: Rule = SEEDED
+    """How drafts are made and accepted where tokens are sampled."""
+
+    def __post_init__(self) -> None:
+        if self.tree is not None:
+            check_rule(self.rule, self.tree)
 
     @staticmethod
     def from_dict(config: "Mapping[str, Any] | SpeculativeConfig") -> "SpeculativeConfig":
@@ -74,7 +79,9 @@ class SpeculativeConfig:
         Keys: `model` (required), at most one of `num_speculative_tokens` (a chain of so many drafted tokens) and `tree`
         (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; for others see `tree_config`; without either
         `default_tree`), and `method`, `revision`, `draft_tensor_parallel_size` (1), `rope_theta`, `layer_id_convention`,
-        `config_overrides` (see `load_draft`). A key whose value is None counts as absent, as in vLLM.
+        `config_overrides` (see `load_draft`); for requests that sample `rejection_sample_method`, `draft_sample_method`,
+        `synthetic_acceptance_rates` and `synthetic_acceptance_length` (see `make_rule`). A key whose value is None counts as
+        absent, as in vLLM.
 
         Raises:
           TypeError: `config` is no mapping.
@@ -85,6 +92,12 @@ class SpeculativeConfig:
         if not isinstance(config, Mapping):
             raise TypeError(f"speculative_config must be a dictionary, got {config!r}")
         given = {key: value for key, value in config.items() if value is not None}
+        rule_keys = (
+            "rejection_sample_method",
+            "draft_sample_method",
+            "synthetic_acceptance_rates",
+            "synthetic_acceptance_length",
+        )
         known = {
             "method",
             "model",
@@ -95,6 +108,7 @@ class SpeculativeConfig:
             "rope_theta",
             "layer_id_convention",
             "config_overrides",
+            *rule_keys,
         }
         for key in given:
             if key in _ADVICE:
@@ -126,9 +140,11 @@ class SpeculativeConfig:
         overrides = given.get("config_overrides")
         if overrides is not None and not isinstance(overrides, Mapping):
             raise ValueError(f"speculative_config config_overrides must be a dictionary, got {overrides!r}")
+        tree = tree_config(given.get("num_speculative_tokens"), given.get("tree"), where="speculative_config")
         return SpeculativeConfig(
             model=model,
-            tree=tree_config(given.get("num_speculative_tokens"), given.get("tree"), where="speculative_config"),
+            tree=tree,
+            rule=make_rule(**{key: given.get(key) for key in rule_keys}),
             method=method,
             revision=given.get("revision"),
             rope_theta=theta,

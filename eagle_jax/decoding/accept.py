@@ -21,6 +21,17 @@ class Acceptance:
     tokens: jax.Array
     """Tokens to emit: the accepted drafts, then the bonus token; int32 `[B, D + 1]`, of which `counts + 1` are valid."""
 
+    @staticmethod
+    def up_to(leaf: jax.Array, bonus: jax.Array, tree: DraftTree, ancestors: jax.Array, max_depth: int) -> "Acceptance":
+        """Accepts the path that ends at node `leaf` int32 `[B]`, followed by the token `bonus` int32 `[B]`."""
+        counts = jnp.take_along_axis(tree.depths, leaf[:, None], axis=1)[:, 0]
+        on_path = jnp.take_along_axis(ancestors, leaf[:, None, None], axis=1)[:, 0]  # [B, N]
+        steps = jnp.arange(max_depth + 1, dtype=jnp.int32)
+        here = on_path[:, None] & (tree.depths[:, None] == steps[:, None])  # [B, D + 1, N], at most one node a step
+        path = jnp.argmax(here, axis=-1).astype(jnp.int32)
+        drafts = jnp.take_along_axis(tree.tokens, jnp.roll(path, -1, axis=1), axis=1)
+        return Acceptance(counts=counts, path=path, tokens=jnp.where(steps < counts[:, None], drafts, bonus[:, None]))
+
 
 def accept(tree: DraftTree, output: TargetOutput, max_depth: int) -> Acceptance:
     """Accepts a node when the target's choice after its parent is its token, and its parent is accepted.
@@ -32,12 +43,6 @@ def accept(tree: DraftTree, output: TargetOutput, max_depth: int) -> Acceptance:
     agrees = agrees.at[:, 0].set(True)  # the root is already decided
     accepted = jnp.all(agrees[:, None] | ~output.ancestors, axis=-1)  # [B, N]: the whole path agrees
     depths = jnp.where(accepted, tree.depths, -1)
-    counts = jnp.max(depths, axis=1)
     leaf = jnp.argmax(depths, axis=1)
-    on_path = jnp.take_along_axis(output.ancestors, leaf[:, None, None], axis=1)[:, 0]  # [B, N]
-    steps = jnp.arange(max_depth + 1, dtype=jnp.int32)
-    here = on_path[:, None] & (tree.depths[:, None] == steps[:, None])  # [B, D + 1, N], at most one node a step
-    path = jnp.argmax(here, axis=-1).astype(jnp.int32)
-    bonus = jnp.take_along_axis(output.choices, leaf[:, None], axis=1)  # [B, 1]
-    drafts = jnp.take_along_axis(tree.tokens, jnp.roll(path, -1, axis=1), axis=1)
-    return Acceptance(counts=counts, path=path, tokens=jnp.where(steps < counts[:, None], drafts, bonus))
+    bonus = jnp.take_along_axis(output.choices, leaf[:, None], axis=1)[:, 0]
+    return Acceptance.up_to(leaf, bonus, tree, output.ancestors, max_depth)

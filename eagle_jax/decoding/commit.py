@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.decoding.accept import Acceptance
+from eagle_jax.decoding.sampling_state import SamplingState
 from eagle_jax.decoding.state import LENGTH, RUNNING, STOPPED, DecodeState, DraftState
 from eagle_jax.decoding.verify import TargetOutput
 from eagle_jax.models.cache import ordered_after
@@ -64,4 +65,26 @@ def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptan
         rounds=state.rounds + running,
         accepted_lengths=state.accepted_lengths.at[slots, state.rounds].add(emitted, mode="drop"),
         accepted_at_depth=state.accepted_at_depth + reached,
+        sampling=record(state, output, acceptance, emitted),
+    )
+
+
+def record(
+    state: DecodeState, output: TargetOutput, acceptance: Acceptance, emitted: jax.Array
+) -> SamplingState | None:
+    """The sampling state after the first `emitted[b]` tokens of each slot's accepted path."""
+    sampling = state.sampling
+    if sampling is None or sampling.history is None:
+        return sampling
+    assert output.logits is not None
+    assert output.processed is not None
+    # Token i of the path is what follows its node i.
+    path = acceptance.path[..., None]
+    return sampling.record(
+        acceptance.tokens,
+        emitted,
+        state.lengths + 1,
+        slots=jnp.arange(emitted.shape[0]),
+        logits=jnp.take_along_axis(output.logits, path, axis=1),
+        processed=jnp.take_along_axis(output.processed, path, axis=1),
     )

@@ -29,7 +29,7 @@ def grow_dynamic_tree(
       last: the head's output of each slot's last row, `[B, 1, h]`.
     """
     k, depth, batch = config.top_k, config.depth, last.shape[0]
-    scores, ids = (x[:, 0] for x in drafter.best(last, k))  # [B, k]
+    scores, ids = (x[:, 0] for x in drafter.best(last, k, state, 0))  # [B, k]
     first = (ids, scores, jnp.full((batch, k), ROOT_PARENT, jnp.int32))
     # M: every expanded node leaves a row in the tail. A scan over no level is traced all the same, hence never 0.
     rows = max(depth, 1) * k
@@ -43,7 +43,7 @@ def grow_dynamic_tree(
         offset = level * k
         seen = seen | (own == (offset + frontier)[:, None])  # [B, k, M]
         out, tail = drafter.step(state, cache, tokens, hidden, level, tail, offset, seen, own // k)
-        steps, ids = drafter.best(out, k)  # [B, k, k]
+        steps, ids = drafter.best(out, k, state, level + 1)  # [B, k, k]
         children = (scores[..., None] + steps).reshape(batch, k * k)
         ids = ids.reshape(batch, k * k)
         pool = (ids, children, jnp.repeat(nodes, k, axis=1))

@@ -1,11 +1,13 @@
 """Drafting with an EAGLE head: encode what was accepted with true features, then grow a tree from the last row."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from eagle_jax.decoding.dynamic_tree import grow_dynamic_tree
+from eagle_jax.decoding.rules import Drafts
 from eagle_jax.decoding.state import DecodeState, DraftState
 from eagle_jax.decoding.static_tree import grow_static_tree
 from eagle_jax.decoding.tree import DraftTree, StaticTree, TreeConfig
@@ -13,6 +15,12 @@ from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.draft_layer import DraftContext
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
+from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
+from eagle_jax.sampling.processing import log_probabilities, process_logits
+from eagle_jax.sampling.settings import SlotSettings
+
+_NEVER_DRAWN = -1e4
+"""Added to the draft logits of tokens that the request's cuts remove: behind all others, but still in order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +30,8 @@ class EagleDrafter:
     head: DraftHead
     target: Llama
     tree: TreeConfig | StaticTree
+    drafts: Drafts = dataclasses.field(default=Drafts.SHARED_NOISE, kw_only=True)
+    """How slots that sample pick children; greedy ones take the likeliest."""
 
     @property
     def num_nodes(self) -> int:
@@ -92,22 +102,76 @@ class EagleDrafter:
                 return self.head.logits(hidden)
             return self.target.logits(self.head.before_lm_head(hidden).astype(self.target.dtype))
 
-    def best(self, hidden: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-        """The likeliest next tokens after each output of the head.
+    @property
+    def vocabulary(self) -> jax.Array:
+        """Target ids of the draft vocabulary, int32 `[Vd]`."""
+        return self.head.target_ids(jnp.arange(self.head.config.draft_vocab_size, dtype=jnp.int32))
+
+    def best(
+        self, hidden: jax.Array, count: int, state: DecodeState, level: jax.Array | int
+    ) -> tuple[jax.Array, jax.Array]:
+        """The best guesses of the token after each output of the head.
 
         Args:
           hidden: `[B, T, h]`.
           count: k.
+          state: gives settings, seeds and positions where tokens are sampled.
+          level: depth of the nodes that the guesses follow.
 
         Returns:
-          Float32 log-probabilities over the draft vocabulary, best first, and their target ids, `[B, T, k]` each; ties go to the
-          lower draft id.
+          Their scores and target ids, `[B, T, k]` each, best first; ties go to the lower draft id. Scores are float32
+          log-probabilities over the draft vocabulary; under shared noise, those of the disturbed logits.
         """
         logits = self.logits(hidden)
+        if state.sampling is not None and self.drafts is Drafts.SHARED_NOISE:
+            with jax.named_scope("noise"):
+                settings = state.sampling.settings
+                noise = state.sampling.target_noise((state.lengths + 1 + level)[:, None], self.vocabulary)  # [B, 1, Vd]
+                logits = self._cut(logits, settings) + jnp.where(settings.greedy[:, None, None], 0, noise)
         with jax.named_scope("top_k"):
             peak, ids = jax.lax.top_k(logits, count)
             scores = peak - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         return scores, self.head.target_ids(ids.astype(jnp.int32))
+
+    def sample(
+        self, hidden: jax.Array, count: int, state: DecodeState, nodes: Sequence[int]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Draws tokens after each output of the head, without replacement; in greedy slots the likeliest.
+
+        The `count` largest sums of log-probability and Gumbel noise, largest first, are such a draw
+        (https://arxiv.org/abs/1903.06059).
+
+        Args:
+          hidden: `[B, T, h]`.
+          count: k.
+          state: gives settings and seeds; the draws of a round are keyed by the position of its root.
+          nodes: the T nodes that the drawn tokens follow.
+
+        Returns:
+          Log-probabilities and target ids of the drawn tokens, `[B, T, k]`, and the distribution after each node over the draft
+          vocabulary, float32 `[B, T, Vd]`.
+        """
+        assert state.sampling is not None
+        settings = state.sampling.settings
+        scores = log_probabilities(process_logits(self.logits(hidden), settings))
+        with jax.named_scope("noise"):
+            first, second = stream_key(settings.seeds, state.lengths, Stream.DRAFT)
+            lanes = jnp.asarray(nodes, jnp.int32)[None]  # every node draws by its own numbers
+            noise = vocabulary_gumbel((first[:, None], second[:, None]), self.vocabulary, lanes)  # [B, T, Vd]
+        _, ids = jax.lax.top_k(scores + jnp.where(settings.greedy[:, None, None], 0, noise), count)
+        drawn = jnp.take_along_axis(scores, ids, axis=-1)
+        return drawn, self.head.target_ids(ids.astype(jnp.int32)), jnp.exp(scores)
+
+    def over_target_ids(self, values: jax.Array) -> jax.Array:
+        """Spreads values over the draft vocabulary `[..., Vd]` over the target's, `[..., V]`, with zeros elsewhere."""
+        everywhere = jnp.zeros((*values.shape[:-1], self.target.config.vocab_size), values.dtype)
+        return everywhere.at[..., self.vocabulary].set(values)
+
+    def _cut(self, logits: jax.Array, settings: SlotSettings) -> jax.Array:
+        """Draft logits under the temperature and the cuts of each slot; what a cut removes stays behind the rest."""
+        processed = process_logits(logits, settings)
+        behind = jnp.nan_to_num(logits - logits.max(-1, keepdims=True), nan=2 * _NEVER_DRAWN, neginf=2 * _NEVER_DRAWN)
+        return jnp.where(processed > -jnp.inf, processed, jnp.maximum(behind, _NEVER_DRAWN) + _NEVER_DRAWN)
 
     def empty_tail(self, batch: int, rows: int) -> KVRows:
         """Buffers for the uncommitted rows of a tree, M = `rows`."""

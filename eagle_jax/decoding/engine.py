@@ -12,13 +12,19 @@ from flax import nnx
 
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
 from eagle_jax.decoding.prefill import PromptChunk
+from eagle_jax.decoding.rules import SEEDED, Rule
+from eagle_jax.decoding.sampling_state import LogProbs
 from eagle_jax.decoding.state import RUNNING, STOPPED, DecodeState, Report
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
 from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS
+from eagle_jax.sampling.params import Features, SamplingParams
+from eagle_jax.sampling.processing import NO_TOKEN
+from eagle_jax.sampling.settings import SlotSettings
 
 _UNBOUNDED = np.int32(2**31 - 1)
+GREEDY = SamplingParams()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +37,22 @@ class Request:
     """At least 1; the sequence also ends at the engine's `max_length`."""
     stop_ids: Sequence[int] = ()
     """Ids that end the output; the id itself is part of it."""
+    sampling: SamplingParams = GREEDY
+    """How tokens are chosen; what it says about ends and text is not read here."""
+    seed: int = 0
+    """In place of the one in `sampling`, which may be None."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenLogProbs:
+    """Log-probabilities at one place of an output."""
+
+    chosen: float
+    """Of the token that was emitted."""
+    rank: int
+    """How many tokens were at least as likely, itself included."""
+    top: list[tuple[int, float]]
+    """The likeliest tokens, best first."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +80,8 @@ class Update:
     """New tokens."""
     completion: Completion | None
     """Given with the last update of a request."""
+    log_probs: list[TokenLogProbs] | None = None
+    """One entry a token, with as many alternatives as were asked for; None if none were."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +115,9 @@ class Engine:
       max_length: tokens of the longest sequence, prompt and output together.
       prefill_chunk: prompt tokens run at once.
       max_stop_ids: stop ids that a request can have.
+      features: what requests can ask for.
+      rule: how drafts are made and accepted in slots that sample.
+      processed_logprobs: whether log-probabilities are those of the processed distribution.
     """
 
     def __init__(
@@ -103,6 +130,9 @@ class Engine:
         max_length: int,
         prefill_chunk: int,
         max_stop_ids: int = 8,
+        features: Features = Features.GREEDY,
+        rule: Rule = SEEDED,
+        processed_logprobs: bool = False,
     ):
         if (head is None) != (tree is None):
             raise ValueError("head and tree go together: give both to speculate, neither to decode plainly")
@@ -121,7 +151,12 @@ class Engine:
             max_length=max_length,
             prefill_chunk=prefill_chunk,
             max_stop_ids=max_stop_ids,
+            features=features,
+            # What makes no difference must not make another program.
+            rule=SEEDED if features is Features.GREEDY or tree is None else rule,
+            processed_logprobs=processed_logprobs and features is Features.FULL,
         )
+        self._vocab_size = target.config.vocab_size
         self._weights = Weights(target_state, head_state)
         self._programs: _Programs | None = None
         self._state: DecodeState | None = None
@@ -145,7 +180,7 @@ class Engine:
         options = CPU_COMPILER_OPTIONS if platform == "cpu" else None
         init = init_state.lower(self.plan, self._weights).compile()
         state = jax.eval_shape(init_state, self.plan, self._weights)
-        chunk = self._chunk((0,), 0, 0, 2, ())
+        chunk = next(self._chunks(0, Request(prompt=(0,), max_new_tokens=1)))
         first = prefill.lower(self.plan, self._weights, state, chunk).compile(options)
         rounds = decode.lower(
             self.plan, self._weights, state, np.ones((self.plan.slots,), bool), np.int32(1), np.bool_(False)
@@ -199,6 +234,10 @@ class Engine:
         if len(request.stop_ids) > self.plan.max_stop_ids:
             raise ValueError(
                 f"prompt {index} has {len(request.stop_ids)} stop ids; at most {self.plan.max_stop_ids} are possible"
+            )
+        if request.sampling.features > self.plan.features:
+            raise ValueError(
+                f"prompt {index} needs {request.sampling.features.name} rounds, but the engine's are {self.plan.features.name}"
             )
 
     def _serve(self, requests: Sequence[Request], rounds_per_dispatch: int | None) -> Iterator[list[Update]]:
@@ -261,8 +300,14 @@ class Engine:
                 continue
             prompt = len(entry.request.prompt)
             output = host.tokens[slot, prompt : host.lengths[slot] + 1].tolist()
+            if NO_TOKEN in output:
+                raise FloatingPointError(
+                    f"no token of prompt {entry.index} has a probability at position {prompt + output.index(NO_TOKEN)}: the "
+                    "target's logits are NaN or all -inf there"
+                )
             entry.done = host.finish[slot] != RUNNING or entry.index in self._aborted
             new = output[entry.emitted :]
+            log_probs = self._log_probs(host.log_probs, slot, entry.request, entry.emitted, len(output))
             entry.emitted = len(output)
             completion = None
             if entry.done:
@@ -274,30 +319,57 @@ class Engine:
                     drafted_per_round=0 if self.plan.tree is None else self.plan.tree.total_tokens - 1,
                 )
             if new or completion:
-                updates.append(Update(index=entry.index, token_ids=new, completion=completion))
+                updates.append(Update(index=entry.index, token_ids=new, completion=completion, log_probs=log_probs))
         return updates
 
-    def _chunks(self, slot: int, request: Request) -> Iterator[PromptChunk]:
-        for start in range(0, len(request.prompt), self.plan.prefill_chunk):
-            yield self._chunk(request.prompt, slot, start, request.max_new_tokens, request.stop_ids)
+    @staticmethod
+    def _log_probs(
+        host: LogProbs | None, slot: int, request: Request, start: int, end: int
+    ) -> list[TokenLogProbs] | None:
+        """Those of the output tokens from `start` to `end`."""
+        wanted = request.sampling.logprobs
+        if host is None or wanted is None:
+            return None
+        prompt = len(request.prompt)
+        return [
+            TokenLogProbs(
+                chosen=float(host.chosen[slot, place]),
+                rank=int(host.ranks[slot, place]),
+                top=list(
+                    zip(
+                        host.top_ids[slot, place, :wanted].tolist(),
+                        host.top[slot, place, :wanted].tolist(),
+                        strict=True,
+                    )
+                ),
+            )
+            for place in range(prompt + start, prompt + end)
+        ]
 
-    def _chunk(
-        self, prompt: Sequence[int], slot: int, start: int, max_new_tokens: int, stop_ids: Sequence[int]
-    ) -> PromptChunk:
-        size = self.plan.prefill_chunk
-        part = prompt[start : start + size + 1]
+    def _settings(self, request: Request) -> SlotSettings | None:
+        return SlotSettings.of(request.sampling, request.seed, self._vocab_size, self.plan.features)
+
+    def _chunks(self, slot: int, request: Request) -> Iterator[PromptChunk]:
+        settings = self._settings(request)
+        for start in range(0, len(request.prompt), self.plan.prefill_chunk):
+            yield self._chunk(request, slot, start, settings)
+
+    def _chunk(self, request: Request, slot: int, start: int, settings: SlotSettings | None) -> PromptChunk:
+        size, length = self.plan.prefill_chunk, len(request.prompt)
+        part = request.prompt[start : start + size + 1]
         tokens = np.zeros((size + 1,), np.int32)
         tokens[: len(part)] = part
         stops = np.full((self.plan.max_stop_ids,), -1, np.int32)
-        stops[: len(stop_ids)] = stop_ids
+        stops[: len(request.stop_ids)] = request.stop_ids
         return PromptChunk(
             slot=np.int32(slot),
             tokens=tokens,
             start=np.int32(start),
-            valid=np.int32(min(size, len(prompt) - start)),
-            prompt_length=np.int32(len(prompt)),
-            limit=np.int32(min(len(prompt) + max_new_tokens, self.plan.max_length)),
+            valid=np.int32(min(size, length - start)),
+            prompt_length=np.int32(length),
+            limit=np.int32(min(length + request.max_new_tokens, self.plan.max_length)),
             stop_ids=stops,
+            sampling=settings,
         )
 
 

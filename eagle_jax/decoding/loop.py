@@ -8,15 +8,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from eagle_jax.decoding.accept import accept
 from eagle_jax.decoding.commit import commit
 from eagle_jax.decoding.draft import Drafter, PlainDrafter
 from eagle_jax.decoding.eagle_drafter import EagleDrafter
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
+from eagle_jax.decoding.rejection import accept_by
+from eagle_jax.decoding.rules import SEEDED, Drafts, Rule
+from eagle_jax.decoding.sampling_state import SamplingState
 from eagle_jax.decoding.state import LENGTH, DecodeState, Report, cache_capacity
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.decoding.verify import verify
 from eagle_jax.models.llama import Llama
+from eagle_jax.sampling.params import Features
 
 
 @jax.tree_util.register_dataclass
@@ -46,6 +49,12 @@ class Plan:
     """Prompt tokens run at once: C."""
     max_stop_ids: int = 8
     """Stop ids a slot can have: E."""
+    features: Features = Features.GREEDY
+    """What requests can ask for."""
+    rule: Rule = SEEDED
+    """How drafts are made and accepted in slots that sample; means nothing in greedy rounds."""
+    processed_logprobs: bool = False
+    """Whether log-probabilities are those of the processed distribution."""
 
     @property
     def capacity(self) -> int:
@@ -58,7 +67,12 @@ class Plan:
         target = nnx.merge(self.target_def, weights.target)
         if self.head_def is None or self.tree is None:
             return target, PlainDrafter()
-        return target, EagleDrafter(nnx.merge(self.head_def, weights.head), target, self.tree)
+        tree, drafts = self.tree, self.rule.drafts
+        if drafts is Drafts.SAMPLED and isinstance(
+            tree, TreeConfig
+        ):  # a chain: the distributions are kept level by level
+            tree = StaticTree.from_paths([[0] * depth for depth in range(1, tree.total_tokens)])
+        return target, EagleDrafter(nnx.merge(self.head_def, weights.head), target, tree, drafts=drafts)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -79,6 +93,7 @@ def init_state(plan: Plan, weights: Weights) -> DecodeState:
         rounds=zeros,
         accepted_lengths=jnp.zeros((slots, capacity), jnp.int32),
         accepted_at_depth=jnp.zeros((slots, drafter.max_depth), jnp.int32),
+        sampling=SamplingState.empty(slots, capacity, target.config.vocab_size, plan.features, plan.processed_logprobs),
     )
 
 
@@ -89,14 +104,14 @@ def prefill(plan: Plan, weights: Weights, state: DecodeState, chunk: PromptChunk
     return prefill_chunk(target, drafter, state, chunk)
 
 
-def decode_round(target: Llama, drafter: Drafter, state: DecodeState) -> DecodeState:
+def decode_round(target: Llama, drafter: Drafter, state: DecodeState, rule: Rule = SEEDED) -> DecodeState:
     """One round for every running slot: draft, verify, accept, commit."""
     with jax.named_scope("draft"):
         tree, draft = drafter.propose(state)
     with jax.named_scope("verify"):
-        output = verify(target, state, tree, drafter.max_depth, drafter.capture_layers)
+        output = verify(target, state, tree, drafter.max_depth, drafter.capture_layers, draws=rule.exact_match)
     with jax.named_scope("accept"):
-        acceptance = accept(tree, output, drafter.max_depth)
+        acceptance = accept_by(rule, tree, output, state, drafter.max_depth)
     with jax.named_scope("commit"):
         return commit(state, draft, output, acceptance)
 
@@ -134,7 +149,7 @@ def decode(
 
     def body(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
         state, rounds = carry
-        return decode_round(target, drafter, state), rounds + 1
+        return decode_round(target, drafter, state, plan.rule), rounds + 1
 
     state, _ = jax.lax.while_loop(go_on, body, (state, jnp.zeros((), jnp.int32)))
     return state, Report.of(state)

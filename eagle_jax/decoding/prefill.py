@@ -8,10 +8,12 @@ import jax.numpy as jnp
 
 from eagle_jax.decoding.commit import cut, write_tokens
 from eagle_jax.decoding.draft import Drafter
+from eagle_jax.decoding.sampling_state import SamplingState
 from eagle_jax.decoding.state import RUNNING, DecodeState
-from eagle_jax.decoding.verify import choose
 from eagle_jax.models.cache import ordered_after
 from eagle_jax.models.llama import Llama
+from eagle_jax.sampling.processing import choose, draw
+from eagle_jax.sampling.settings import SlotSettings
 
 
 @jax.tree_util.register_dataclass
@@ -33,6 +35,8 @@ class PromptChunk:
     """See `DecodeState.limits`, int32 scalar; at least `prompt_length + 1`."""
     stop_ids: Any
     """See `DecodeState.stop_ids`, int32 `[E]`."""
+    sampling: SlotSettings | None
+    """How the request's tokens are chosen; None in greedy programs."""
 
 
 def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: PromptChunk) -> DecodeState:
@@ -52,7 +56,8 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
         prompt_lengths=chunk.prompt_length[None],
     )
     last = jax.lax.dynamic_slice_in_dim(out.hidden, chunk.valid - 1, 1, axis=1)  # [1, 1, H]
-    first_token = choose(target.logits(last))  # [1, 1]
+    logits = target.logits(last)  # [1, 1, V]
+    first_token, sampling = first_choice(logits, state.sampling, chunk)  # [1, 1]
     draft = drafter.prefill(state.draft, slot, start, next_tokens, out.features, chunk.valid)
     end = start + chunk.valid  # position of the token after the chunk
 
@@ -69,6 +74,7 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
         rounds=state.rounds.at[slot].set(0),
         accepted_lengths=state.accepted_lengths.at[slot].set(0),
         accepted_at_depth=state.accepted_at_depth.at[slot].set(0),
+        sampling=sampling,
     )
     # The first token leaves through the same gate as every other: it may be a stop id, or all there is room for.
     here = jnp.arange(state.lengths.shape[0]) == slot
@@ -81,3 +87,33 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
         lengths=state.lengths + emitted,
         finish=jnp.where(here, finish, state.finish),
     )
+
+
+def first_choice(
+    logits: jax.Array, sampling: SamplingState | None, chunk: PromptChunk
+) -> tuple[jax.Array, SamplingState | None]:
+    """The token after the chunk, int32 `[1, 1]`, by the same rules as any later one, and the slot's new sampling state.
+
+    Args:
+      logits: after the chunk's last valid token, float32 `[1, 1, V]`.
+      sampling: of all slots.
+      chunk: the chunk.
+    """
+    if sampling is None or chunk.sampling is None:
+        return choose(logits), None
+    end = (chunk.start + chunk.valid)[None, None]
+    sampling = sampling.start(chunk.slot, chunk.sampling, chunk.tokens[:-1], chunk.valid, chunk.start == 0)
+    here = sampling.of_slot(chunk.slot)
+    processed = here.process(
+        logits,
+        tokens=jnp.zeros((1, 1), jnp.int32),
+        ancestors=jnp.ones((1, 1, 1), bool),
+        output_lengths=jnp.zeros((1, 1), jnp.int32),
+        stop_ids=chunk.stop_ids[None],
+    )
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    token = draw(processed, here.target_noise(end, ids), here.settings)
+    sampling = sampling.record(
+        token, jnp.ones((1,), jnp.int32), end[0], slots=chunk.slot[None], logits=logits, processed=processed
+    )
+    return token, sampling

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.decoding.sampling_state import LogProbs, SamplingState
 from eagle_jax.models.cache import KVCache
 
 RUNNING, STOPPED, LENGTH = 0, 1, 2
@@ -51,6 +52,8 @@ class DecodeState:
     """Tokens emitted by each round, bonus included, after cutting at stop and budget, int32 `[B, S]`, 0 beyond `rounds`."""
     accepted_at_depth: jax.Array
     """Rounds that accepted a draft at depth d + 1, before cutting, int32 `[B, D]` (vLLM's per-position counter)."""
+    sampling: SamplingState | None
+    """How tokens are chosen; None in greedy programs."""
 
     @property
     def running(self) -> jax.Array:
@@ -74,11 +77,14 @@ class Report:
     rounds: jax.Array
     accepted_lengths: jax.Array
     accepted_at_depth: jax.Array
+    log_probs: LogProbs | None
 
     @staticmethod
     def of(state: DecodeState) -> "Report":
         """Picks the fields out of a state."""
-        return Report(**{field.name: getattr(state, field.name) for field in dataclasses.fields(Report)})
+        names = [field.name for field in dataclasses.fields(Report) if field.name != "log_probs"]
+        log_probs = None if state.sampling is None else state.sampling.log_probs
+        return Report(**{name: getattr(state, name) for name in names}, log_probs=log_probs)
 
 
 def cache_capacity(max_length: int, prefill_chunk: int, path_length: int, multiple: int = 256) -> int:

@@ -1,11 +1,13 @@
 """EAGLE-1's static trees: the same paths every round, given by the rank of each child among the head's guesses."""
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.decoding.rules import Drafts
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.decoding.tree import DraftTree, StaticTree
 from eagle_jax.models.cache import KVCache
@@ -36,9 +38,16 @@ def grow_static_tree(
     scores: list[jax.Array] = [jnp.zeros((batch,), jnp.float32)] * nodes
     tail = drafter.empty_tail(batch, len(inner))
     expanded, out = [0], last
+    proposals: list[jax.Array] = [jnp.zeros((batch, drafter.head.config.draft_vocab_size), jnp.float32)] * nodes
     for level in range(config.max_depth):
         children = [node for node in range(1, nodes) if depths[node] == level + 1]
-        steps, ids = drafter.best(out, int(ranks[children].max()) + 1)  # [B, T, k]
+        count = int(ranks[children].max()) + 1
+        if drafter.drafts is Drafts.SAMPLED and state.sampling is not None:
+            steps, ids, drawn_from = drafter.sample(out, count, state, expanded)  # [B, T, k], [B, T, Vd]
+            for row, node in enumerate(expanded):
+                proposals[node] = drawn_from[:, row]
+        else:
+            steps, ids = drafter.best(out, count, state, level)  # [B, T, k]
         for node in children:
             row = expanded.index(parents[node])
             tokens[node] = ids[:, row, ranks[node]]
@@ -63,10 +72,14 @@ def grow_static_tree(
     def everywhere(values: np.ndarray) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(values[1:], jnp.int32), (batch, nodes - 1))
 
-    return DraftTree.with_root(
+    tree = DraftTree.with_root(
         state.roots,
         tokens=jnp.stack(tokens[1:], axis=1),
         parents=everywhere(parents),
         depths=everywhere(depths),
         scores=jnp.stack(scores[1:], axis=1),
     )
+    if drafter.drafts is not Drafts.SAMPLED or state.sampling is None:
+        return tree
+    probabilities = drafter.over_target_ids(jnp.stack(proposals, axis=1))
+    return dataclasses.replace(tree, probabilities=probabilities, shape=config)

@@ -151,6 +151,10 @@ class DraftTree:
     """Distance from the root, int32 `[B, N]`."""
     scores: jax.Array
     """Sum of the draft log-probabilities from the root, float32 `[B, N]`; 0 for the root."""
+    probabilities: jax.Array | None = None
+    """What each node's children were drawn from, over target ids, float32 `[B, N, V]`; zeros for leaves. None unless sampled."""
+    shape: StaticTree | None = dataclasses.field(default=None, metadata={"static": True})
+    """The static tree that this is an instance of, where children are sampled."""
 
     @staticmethod
     def only_root(tokens: jax.Array) -> "DraftTree":

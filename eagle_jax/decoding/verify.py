@@ -9,6 +9,7 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.decoding.tree import DraftTree, ancestor_mask
 from eagle_jax.models.cache import KVRows
 from eagle_jax.models.llama import Llama
+from eagle_jax.sampling.processing import choose, choose_possible, draw
 
 
 @jax.tree_util.register_dataclass
@@ -17,24 +18,33 @@ class TargetOutput:
     """What the target says about a tree."""
 
     choices: jax.Array
-    """The token that the target puts after each node, int32 `[B, N]`."""
+    """The token that the target puts after each node, int32 `[B, N]`: the likeliest, or the one it draws there."""
     features: jax.Array
     """Captured features of each node, `[B, N, F]`."""
     rows: KVRows
     """Keys and values of each node."""
     ancestors: jax.Array
     """`ancestor_mask` of the tree, bool `[B, N, N]`."""
-
-
-def choose(logits: jax.Array) -> jax.Array:
-    """The greedy token of each row: int32 `[...]` from float32 logits `[..., V]`, ties to the lowest id."""
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logits: jax.Array | None = None
+    """As the target gives them, float32 `[B, N, V]`; None in greedy programs."""
+    processed: jax.Array | None = None
+    """After `process_logits`, float32 `[B, N, V]`; None in greedy programs."""
 
 
 def verify(
-    target: Llama, state: DecodeState, tree: DraftTree, max_depth: int, capture_layers: tuple[int, ...]
+    target: Llama,
+    state: DecodeState,
+    tree: DraftTree,
+    max_depth: int,
+    capture_layers: tuple[int, ...],
+    *,
+    draws: bool = True,
 ) -> TargetOutput:
-    """Runs the N nodes behind each slot's committed rows; node n sits at position `lengths + depths[n]`."""
+    """Runs the N nodes behind each slot's committed rows; node n sits at position `lengths + depths[n]`.
+
+    `draws` says whether slots that sample draw a token after every node, by the noise of its position; otherwise their `choices`
+    are not read, because the rule of acceptance works on the processed logits.
+    """
     ancestors = ancestor_mask(tree.parents, max_depth)
     out = target(
         tree.tokens,
@@ -46,5 +56,25 @@ def verify(
         prompt_lengths=state.prompt_lengths,
     )
     with jax.named_scope("lm_head"):
-        choices = choose(target.logits(out.hidden))
-    return TargetOutput(choices, out.features, out.rows, ancestors)
+        logits = target.logits(out.hidden)
+    if state.sampling is None:
+        return TargetOutput(choose(logits), out.features, out.rows, ancestors)
+    after = state.lengths[:, None] + 1 + tree.depths  # number of tokens up to each node, and place of the next one
+    processed = state.sampling.process(
+        logits,
+        tokens=tree.tokens,
+        ancestors=ancestors,
+        output_lengths=after - state.prompt_lengths[:, None],
+        stop_ids=state.stop_ids,
+    )
+    if not draws:
+        choices = choose_possible(processed)
+    else:
+        # Nodes of one depth share a position, and so their noise.
+        ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+        steps = jnp.arange(max_depth + 1, dtype=jnp.int32)
+        noise = state.sampling.target_noise(state.lengths[:, None] + 1 + steps, ids)  # [B, D + 1, V]
+        if tree.tokens.shape[1] != max_depth + 1:  # a tree, not a chain
+            noise = jnp.take_along_axis(noise, tree.depths[..., None], axis=1)
+        choices = draw(processed, noise, state.sampling.settings)
+    return TargetOutput(choices, out.features, out.rows, ancestors, logits, processed)

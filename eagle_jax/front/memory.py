@@ -11,6 +11,7 @@ from eagle_jax.decoding.state import cache_capacity
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.loading import cache_bytes_per_row
 from eagle_jax.models import DraftConfig, LlamaConfig
+from eagle_jax.sampling.params import MAX_LOGPROBS, Features
 
 
 class InsufficientMemoryError(MemoryError):
@@ -29,6 +30,10 @@ class Footprint:
     draft_dtype: jnp.dtype | None
     slots: int
     prefill_chunk: int
+    features: Features = Features.GREEDY
+    """What requests can ask for: sampling works on copies of the logits, penalties on counts of tokens."""
+    sampled_drafts: bool = False
+    """Whether the distributions that drafts are drawn from are kept."""
 
     def cache_bytes(self, max_length: int) -> int:
         """Bytes of the caches of target and head, and of the token buffers, for sequences of up to `max_length` tokens."""
@@ -38,7 +43,10 @@ class Footprint:
         head = 0
         if self.draft is not None and self.draft_dtype is not None:
             head = cache_bytes_per_row(self.draft, self.draft_dtype)
-        return rows * (cache_bytes_per_row(self.target, self.target_dtype) + head + buffers)
+        if self.features is Features.FULL:
+            buffers += 8 * (1 + MAX_LOGPROBS)  # log-probabilities and ranks or ids
+        counts = self.slots * self.target.vocab_size * 9 if self.features is Features.FULL else 0  # and biases
+        return rows * (cache_bytes_per_row(self.target, self.target_dtype) + head + buffers) + counts
 
     def temporary_bytes(self, max_length: int) -> int:
         """Estimate of the largest program's temporaries, in bytes: activations, attention scores and logits of one forward."""
@@ -70,7 +78,8 @@ class Footprint:
         if self.draft is not None and self.tree is not None:
             drafting = rows * self.draft.feature_size * item + slots * self.tree.top_k * self.draft.draft_vocab_size * 4
         scores = 2 * rows * config.num_attention_heads * (max_length + tokens) * 4
-        logits = slots * logit_rows * config.vocab_size * 4
+        copies = {Features.GREEDY: 1, Features.SAMPLING: 4, Features.FULL: 7}[self.features] + 4 * self.sampled_drafts
+        logits = copies * slots * logit_rows * config.vocab_size * 4
         return activations + new_rows + drafting + scores + logits
 
 

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
-from eagle_jax.decoding.engine import Completion, Update
+from eagle_jax.decoding.engine import Completion, TokenLogProbs, Update
 from eagle_jax.front.prompts import Prompt
 from eagle_jax.metrics import AcceptanceMetrics
-from eagle_jax.outputs import Delta, FinishReason
+from eagle_jax.outputs import Delta, FinishReason, Logprob, PositionLogprobs
 from eagle_jax.sampling import SamplingParams
 from eagle_jax.text import StopSearch, StopStringFinder, StreamingDetokenizer, Tokenizer, tokens_until
 
@@ -23,6 +23,10 @@ class RowResult:
     stop_reason: int | str | None
     """See `CompletionOutput.stop_reason`."""
     metrics: AcceptanceMetrics
+    seed: int | None
+    """See `CompletionOutput.seed`."""
+    logprobs: list[PositionLogprobs] | None
+    """See `CompletionOutput.logprobs`."""
 
 
 class OutputRow:
@@ -31,7 +35,7 @@ class OutputRow:
     Args:
       index: place of the prompt in the call.
       prompt: the prompt.
-      params: how it is continued.
+      params: how it is continued, its seed given where tokens are drawn.
       tokenizer: None if there is no text.
       eos_ids: end-of-sequence ids of the model.
       streaming: whether text is wanted before the output has ended.
@@ -56,6 +60,8 @@ class OutputRow:
         self._tokenizer = tokenizer if params.detokenize else None
         self._text = ""
         self._shown_text = self._shown_ids = self._settled_ids = 0
+        self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
+        self._unsearched = 0  # characters of the first `min_tokens` tokens, where no stop string counts
         self._detokenizer: StreamingDetokenizer | None = None
         self._finder: StopStringFinder | None = None
         if self._tokenizer is not None:
@@ -76,7 +82,13 @@ class OutputRow:
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             metrics=self._metrics,
+            seed=self._seed,
+            logprobs=None if self._logprobs is None else self._logprobs[: len(self._token_ids)],
         )
+
+    @property
+    def _seed(self) -> int | None:
+        return None if self._params.greedy else self._params.seed
 
     @property
     def must_abort(self) -> bool:
@@ -87,6 +99,9 @@ class OutputRow:
         """Takes in what a dispatch added; returns what of it can be shown, if anything."""
         completion = update.completion
         if not self.must_abort:
+            if self._logprobs is not None and update.log_probs is not None:
+                chosen = zip(update.token_ids, update.log_probs, strict=True)
+                self._logprobs += [self._position(id_, at) for id_, at in chosen]
             end = self._take(update.token_ids, completion)
         elif completion is None:
             return None
@@ -102,6 +117,8 @@ class OutputRow:
             finish_reason=self._finish_reason if self._metrics is not None else None,
             stop_reason=self._stop_reason if self._metrics is not None else None,
             metrics=self._metrics,
+            seed=self._seed if self._metrics is not None else None,
+            logprobs=None if self._logprobs is None else self._logprobs[self._shown_ids : ids_end],
         )
         self._shown_text, self._shown_ids = max(self._shown_text, end), ids_end
         return delta if delta.text or delta.token_ids or delta.finish_reason else None
@@ -139,12 +156,16 @@ class OutputRow:
         """Adds tokens one by one up to the completion of a stop string."""
         assert self._finder is not None
         assert self._detokenizer is not None
-        search = self._finder.push("")
+        search = self._found(self._finder.push(""))
         for id_ in visible:
             delta = self._detokenizer.push([id_])
             self._token_ids.append(id_)
             self._text += delta
-            search = self._finder.push(delta)
+            if len(self._token_ids) <= self._params.min_tokens:
+                self._unsearched += len(delta)
+                search = self._found(self._finder.push(""))
+            else:
+                search = self._found(self._finder.push(delta))
             if search.match is not None:
                 return search
             if delta:
@@ -153,10 +174,27 @@ class OutputRow:
         if last:
             rest = self._detokenizer.finish()
             self._text += rest
-            search = self._finder.push(rest)
+            search = self._found(self._finder.push(rest))
             if search.match is None:
-                search = self._finder.finish()
+                search = self._found(self._finder.finish())
         return search
+
+    def _found(self, search: StopSearch) -> StopSearch:
+        """What the finder says, counted from the start of the text."""
+        skipped, match = self._unsearched, search.match
+        if match is not None:
+            match = dataclasses.replace(match, start=match.start + skipped, end=match.end + skipped)
+        return StopSearch(safe_end=search.safe_end + skipped, match=match)
+
+    def _position(self, chosen: int, at: TokenLogProbs) -> PositionLogprobs:
+        found = {chosen: self._logprob(chosen, at.chosen, at.rank)}
+        for rank, (id_, value) in enumerate(at.top, start=1):
+            found.setdefault(id_, self._logprob(id_, value, rank))
+        return found
+
+    def _logprob(self, id_: int, value: float, rank: int) -> Logprob:
+        text = None if self._tokenizer is None else self._tokenizer.decode([id_], skip_special_tokens=False)
+        return Logprob(logprob=value, rank=rank, decoded_token=text)
 
     def _stop_at(self, search: StopSearch) -> int:
         """Cuts text and tokens at a stop string: the tokens end with the one that completes it."""

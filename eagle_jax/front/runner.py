@@ -12,19 +12,22 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax.decoding.engine import Request
+from eagle_jax.decoding.rules import SEEDED, Drafts, Rule, check_rule
 from eagle_jax.front.engines import EnginePool, TimedEngine
 from eagle_jax.front.limits import capacity_bucket, resolve_max_model_len, slot_bucket, stop_id_bucket
 from eagle_jax.front.memory import Footprint, check_memory
 from eagle_jax.front.progress import progress_bar, spinner
 from eagle_jax.front.prompts import Prompt, PromptReader
 from eagle_jax.front.rows import OutputRow, RowResult
+from eagle_jax.front.seeds import SeedSource
 from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import Timing
 from eagle_jax.outputs import Delta
-from eagle_jax.sampling import SamplingParams
+from eagle_jax.sampling import Features, SamplingParams
 from eagle_jax.speculative_config import Tree, default_tree
 
 DEFAULT_MAX_NUM_SEQS = 8
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 ROUNDS_PER_DISPATCH = 4
 """Rounds between two looks at the tokens, where text is wanted early or a stop string may come."""
 
@@ -41,6 +44,10 @@ class Runner:
       max_model_len: bound on prompt and output; None takes what the model is made for.
       max_num_seqs: most sequences decoded side by side.
       prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
+      rule: how drafts are made and accepted where tokens are sampled; checked with `tree` by `make_rule`.
+      logprobs_mode: whose log-probabilities are reported, "raw_logprobs" (the model's own) or "processed_logprobs" (those of the
+        distribution that is sampled).
+      seed: makes the seeds of requests that give none reproducible.
 
     Raises:
       TypeError: a target or draft that was not loaded.
@@ -56,15 +63,23 @@ class Runner:
         max_model_len: int | None = None,
         max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
         prefill_chunk: int | None = None,
+        rule: Rule = SEEDED,
+        logprobs_mode: str = LOGPROBS_MODES[0],
+        seed: int | None = None,
     ):
         if not isinstance(target, Target):
             raise TypeError(f"target must be what load_target returns, got {target!r}")
         if draft is not None:
             tree = _check_draft(target, draft, tree)
+            check_rule(rule, tree)
         for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-        self.target, self.draft, self.tree = target, draft, tree
+        if logprobs_mode not in LOGPROBS_MODES:
+            raise ValueError(f"logprobs_mode must be {' or '.join(map(repr, LOGPROBS_MODES))}, got {logprobs_mode!r}")
+        self.target, self.draft, self.tree, self.rule = target, draft, tree, rule
+        self._processed_logprobs = logprobs_mode == "processed_logprobs"
+        self._seeds = SeedSource(seed)
         self.tokenizer = target.tokenizer
         self.max_model_len = resolve_max_model_len(max_model_len, target.config)
         self.max_num_seqs = max_num_seqs
@@ -127,21 +142,26 @@ class Runner:
                     on_finish(delta.index, job.rows[delta.index].result)
                 yield delta
 
-    def compile(self, *, prompts: int, tokens: int, progress: bool = False) -> float:
+    def compile(
+        self, *, prompts: int, tokens: int, params: SamplingParams | None = None, progress: bool = False
+    ) -> float:
         """Compiles what a call of so many prompts needs whose longest has so many tokens, output included; seconds it took."""
-        shape = self._shape(prompts, tokens, stop_ids=0)
+        features = self._features([SamplingParams() if params is None else params])
+        shape = self._shape(prompts, tokens, stop_ids=0, features=features)
         with self._engine(shape) as engine:
             return _compile(engine, progress)
 
     def check_memory(self, *, sequences: int, max_model_len: int | None) -> None:
         """Raises InsufficientMemoryError if so many sequences of `max_model_len` (None: the least capacity) do not fit."""
         length = capacity_bucket(1, self.max_model_len) if max_model_len is None else max_model_len
-        shape = _Shape(slots=sequences, max_length=length, max_stop_ids=8)
+        shape = _Shape(slots=sequences, max_length=length, max_stop_ids=8, features=Features.GREEDY)
         check_memory(self._footprint(shape), length, self._weight_bytes(), self._device)
 
     def _prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, streaming: bool) -> "_Job":
         requests, rows = [], []
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            if param.seed is None and not param.greedy:
+                param = dataclasses.replace(param, seed=self._seeds.draw())
             requests.append(self._request(index, prompt, param))
             rows.append(
                 OutputRow(
@@ -169,13 +189,34 @@ class Runner:
         assert params.stop_token_ids is not None
         if beyond := [i for i in params.stop_token_ids if i >= vocab_size]:
             raise ValueError(f"stop_token_ids has {beyond[0]}; ids of this model are 0 to {vocab_size - 1}")
+        for name, ids in (
+            ("logit_bias", [id_ for id_, _ in params.biases]),
+            ("allowed_token_ids", list(params.allowed_token_ids or ())),
+        ):
+            if beyond := [i for i in ids if i >= vocab_size]:
+                raise ValueError(f"{name} has {beyond[0]}; ids of this model are 0 to {vocab_size - 1}")
         room = self.max_model_len - length
         eos = () if params.ignore_eos else self.target.config.eos_token_ids
+        stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
+        allowed = params.allowed_token_ids
+        if params.min_tokens and allowed is not None and set(allowed) <= set(stop_ids):
+            raise ValueError(
+                f"allowed_token_ids {list(allowed)} are all ids that end the output, which leaves nothing to emit before "
+                f"min_tokens {params.min_tokens}"
+            )
         return Request(
             prompt=prompt.token_ids,
             max_new_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            stop_ids=tuple(dict.fromkeys((*eos, *params.stop_token_ids))),
+            stop_ids=stop_ids,
+            sampling=params,
+            seed=params.seed or 0,
         )
+
+    def _features(self, params: Sequence[SamplingParams]) -> Features:
+        """The least class of rounds that covers these requests."""
+        # Synthetic acceptance draws random numbers whatever the requests ask for.
+        least = Features.SAMPLING if self.rule.name == "synthetic" else Features.GREEDY
+        return max(least, *(param.features for param in params))
 
     def _serve(self, job: "_Job", rounds_per_dispatch: int | None, progress: bool) -> Generator[Delta, None, None]:
         wanted = [index for index, request in enumerate(job.requests) if request.max_new_tokens > 0]
@@ -188,6 +229,7 @@ class Runner:
             len(requests),
             max(len(request.prompt) + request.max_new_tokens for request in requests),
             max(len(request.stop_ids) for request in requests),
+            self._features([request.sampling for request in requests]),
         )
         with self._engine(shape) as engine:
             job.compile_seconds = _compile(engine, progress)
@@ -206,11 +248,12 @@ class Runner:
                         if delta is not None:
                             yield delta
 
-    def _shape(self, prompts: int, tokens: int, stop_ids: int) -> "_Shape":
+    def _shape(self, prompts: int, tokens: int, stop_ids: int, features: Features) -> "_Shape":
         return _Shape(
             slots=slot_bucket(prompts, self.max_num_seqs),
             max_length=capacity_bucket(tokens, self.max_model_len),
             max_stop_ids=stop_id_bucket(stop_ids),
+            features=features,
         )
 
     def _engine(self, shape: "_Shape") -> contextlib.AbstractContextManager[TimedEngine]:
@@ -227,9 +270,13 @@ class Runner:
                 max_length=shape.max_length,
                 prefill_chunk=self.prefill_chunk,
                 max_stop_ids=shape.max_stop_ids,
+                features=shape.features,
+                rule=self.rule,
+                processed_logprobs=self._processed_logprobs,
             )
 
-        return self._pool.engine((shape, self.tree, self.prefill_chunk, arrays), make)
+        sampling = (self.rule, self._processed_logprobs) if shape.features > Features.GREEDY else None
+        return self._pool.engine((shape, self.tree, self.prefill_chunk, sampling, arrays), make)
 
     def _weights(self) -> list[jax.Array]:
         modules = [self.target.model] if self.draft is None else [self.target.model, self.draft.head]
@@ -247,6 +294,8 @@ class Runner:
             draft_dtype=None if self.draft is None else np.dtype(self.draft.head.dtype),
             slots=shape.slots,
             prefill_chunk=self.prefill_chunk,
+            features=shape.features,
+            sampled_drafts=shape.features > Features.GREEDY and self.rule.drafts is Drafts.SAMPLED,
         )
 
 
@@ -257,6 +306,7 @@ class _Shape:
     slots: int
     max_length: int
     max_stop_ids: int
+    features: Features
 
 
 @dataclasses.dataclass

@@ -53,6 +53,27 @@ def test_prompt_lengths_and_budgets_share_programs(fresh):
     assert names == []
 
 
+def test_numbers_about_sampling_share_programs(fresh):
+    target, draft = fresh
+    options = {"max_new_tokens": 5, "num_speculative_tokens": 1}
+    speculative_generate(target, draft, [[1, 2]], **options)
+    with counting() as names:
+        for temperature in (0.3, 0.7, 1.0, 1.5, 1e-4):
+            for seed, cuts in ((1, {}), (2, {"top_k": 3}), (3, {"top_p": 0.8}), (None, {"min_p": 0.1})):
+                speculative_generate(target, draft, [[1, 2, 3]], temperature=temperature, seed=seed, **cuts, **options)
+    assert len(names) == 3, names
+    with counting() as names:
+        for controls in ({"repetition_penalty": 1.2}, {"logprobs": 3}, {"logit_bias": {1: 2.0}}, {"min_tokens": 2}):
+            for temperature in (0.0, 0.9):
+                speculative_generate(target, draft, [[1, 2, 3]], temperature=temperature, **controls, **options)
+    assert len(names) == 3, names
+    with counting() as names:
+        speculative_generate(target, draft, [[4, 2]], temperature=1e-6, **options)
+        speculative_generate(target, draft, [[4, 2]], rejection_sample_method="block", **options)
+        speculative_generate(target, draft, [[4, 2]], temperature=2.0, top_p=0.5, **options)
+    assert names == [], "greedy calls have one program, whatever the rule for others"
+
+
 def test_next_capacity_is_compiled_once_and_warmup_compiles_ahead(fresh):
     llm = LLM(fresh[0])
     with counting() as names:

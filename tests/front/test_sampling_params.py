@@ -1,10 +1,12 @@
-"""`SamplingParams` accepts what greedy decoding can honour, and says why it refuses the rest."""
+"""`SamplingParams` checks every value, keeps it in a form that can be compared, and says why it refuses the rest."""
 
 import dataclasses
+import math
 
 import pytest
 
 from eagle_jax import SamplingParams
+from eagle_jax.sampling import Features
 
 
 def test_defaults_are_greedy():
@@ -25,10 +27,38 @@ def test_stops_are_kept_as_tuples_and_params_can_be_compared():
     assert dataclasses.replace(params, max_tokens=3).stop_strings == ("a",)
 
 
+def test_biases_and_allowed_ids_are_kept_in_a_form_that_can_be_compared():
+    params = SamplingParams(logit_bias={7: 1, 2: -0.5}, allowed_token_ids=[5, 2])
+    assert (params.biases, params.allowed_token_ids) == (((2, -0.5), (7, 1.0)), (5, 2))
+    assert hash(params) == hash(dataclasses.replace(params))
+    assert dataclasses.replace(params, seed=-(2**63)).biases == params.biases
+    assert SamplingParams().biases == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "features"),
+    [
+        ({}, Features.GREEDY),
+        ({"top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 1}, Features.GREEDY),
+        ({"temperature": 9e-6}, Features.GREEDY),
+        ({"temperature": 1e-5}, Features.SAMPLING),
+        ({"repetition_penalty": 1.1}, Features.FULL),
+        ({"presence_penalty": -0.1}, Features.FULL),
+        ({"frequency_penalty": 0.1}, Features.FULL),
+        ({"min_tokens": 1}, Features.FULL),
+        ({"logit_bias": {0: 1.0}}, Features.FULL),
+        ({"allowed_token_ids": [0]}, Features.FULL),
+        ({"logprobs": 0}, Features.FULL),
+        ({"temperature": 1.0, "logprobs": 3}, Features.FULL),
+    ],
+)
+def test_the_least_class_of_rounds_that_covers_a_request(options, features):
+    assert SamplingParams(**options).features is features
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"temperature": 0.5}, ValueError, "temperature must be 0, got 0.5: only greedy decoding"),
         ({"temperature": -1}, ValueError, "temperature must be a finite number of at least 0, got -1"),
         ({"temperature": float("nan")}, ValueError, "temperature must be a finite number of at least 0, got nan"),
         ({"temperature": float("inf")}, ValueError, "temperature must be a finite number"),
@@ -40,6 +70,7 @@ def test_stops_are_kept_as_tuples_and_params_can_be_compared():
         ({"top_k": -2}, ValueError, "top_k must be 0 or -1 .* got -2"),
         ({"top_k": 1.5}, TypeError, "top_k must be an integer, got 1.5"),
         ({"seed": "x"}, TypeError, "seed must be an integer, got 'x'"),
+        ({"seed": 2**63}, ValueError, r"seed must be in -2\^63 .. 2\^63 - 1, got 9223372036854775808"),
         ({"max_tokens": -1}, ValueError, "max_tokens must be at least 0, got -1"),
         ({"max_tokens": 1.0}, TypeError, "max_tokens must be an integer, got 1.0"),
         ({"stop": ["a", ""]}, ValueError, "stop has an empty string"),
@@ -49,15 +80,22 @@ def test_stops_are_kept_as_tuples_and_params_can_be_compared():
         ({"stop_token_ids": ["a"]}, TypeError, "stop_token_ids must be an integer, got 'a'"),
         ({"ignore_eos": 1}, TypeError, "ignore_eos must be True or False, got 1"),
         ({"n": 2}, ValueError, "n must be 1, got 2"),
-        ({"presence_penalty": 0.1}, ValueError, "presence_penalty must be 0.0, got 0.1"),
-        ({"frequency_penalty": 0.1}, ValueError, "frequency_penalty must be"),
-        ({"repetition_penalty": 1.1}, ValueError, "repetition_penalty must be 1.0, got 1.1"),
-        ({"min_tokens": 1}, ValueError, "min_tokens must be 0, got 1"),
-        ({"logprobs": 0}, ValueError, "logprobs must be None, got 0"),
+        ({"presence_penalty": 2.1}, ValueError, r"presence_penalty must be in \[-2, 2\], got 2.1"),
+        ({"frequency_penalty": math.nan}, ValueError, r"frequency_penalty must be in \[-2, 2\], got nan"),
+        ({"repetition_penalty": 0}, ValueError, "repetition_penalty must be a finite number above 0, got 0"),
+        ({"repetition_penalty": math.inf}, ValueError, "repetition_penalty must be a finite number above 0, got inf"),
+        ({"min_tokens": -1}, ValueError, "min_tokens must be at least 0, got -1"),
+        ({"min_tokens": 5, "max_tokens": 4}, ValueError, "min_tokens 5 exceeds max_tokens 4"),
+        ({"logprobs": 21}, ValueError, "logprobs must be None or 0 to 20, got 21"),
+        ({"logprobs": -1}, ValueError, "logprobs must be None or 0 to 20, got -1"),
         ({"prompt_logprobs": 1}, ValueError, "prompt_logprobs must be None"),
-        ({"logit_bias": {3: 1.0}}, ValueError, "logit_bias must be None"),
+        ({"logit_bias": {3: math.inf}}, ValueError, "logit_bias must be finite, got inf for 3"),
+        ({"logit_bias": {"3": 1.0}}, TypeError, "logit_bias must be an integer, got '3'"),
+        ({"logit_bias": {3: "x"}}, TypeError, "logit_bias must hold numbers, got 'x'"),
+        ({"logit_bias": {-3: 1.0}}, ValueError, "logit_bias must be ids of at least 0, got -3"),
         ({"bad_words": ["a"]}, ValueError, "bad_words must be None"),
-        ({"allowed_token_ids": [1]}, ValueError, "allowed_token_ids must be None"),
+        ({"allowed_token_ids": []}, ValueError, "allowed_token_ids is empty"),
+        ({"allowed_token_ids": [-1]}, ValueError, "allowed_token_ids must be ids of at least 0, got -1"),
         ({"best_of": 2}, ValueError, "best_of must be None, got 2"),
         ({"max_token": 3}, TypeError, "max_token"),
     ],

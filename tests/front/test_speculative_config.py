@@ -79,7 +79,10 @@ def test_default_trees(tiny, method, vocabulary, asked, tree):
         ({"gpu_memory_utilization": 0.9}, "set it as a keyword of LLM"),
         ({"max_model_len": 100}, "set max_model_len of LLM"),
         ({"quantization": "fp8"}, "give an unquantised head"),
-        ({"num_spec_tokens": 5}, "unknown key 'num_spec_tokens'; known keys are config_overrides, draft_tensor"),
+        (
+            {"num_spec_tokens": 5},
+            "unknown key 'num_spec_tokens'; known keys are config_overrides, draft_sample_method, draft_tensor",
+        ),
         ({"rope_theta": -1}, "rope_theta must be a number greater than 1, got -1"),
     ],
 )

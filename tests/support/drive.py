@@ -47,6 +47,7 @@ def prompt_chunks(
             prompt_length=np.int32(len(prompt)),
             limit=np.int32(limit),
             stop_ids=stops,
+            sampling=None,
         )
 
 

@@ -1,0 +1,101 @@
+"""What the requests of a batch ask for, as arrays with one entry a slot."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.sampling.noise import seed_words
+from eagle_jax.sampling.params import Features, SamplingParams
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Controls:
+    """What changes logits before temperature."""
+
+    repetition_penalty: Any
+    """Float32 `[B]`."""
+    frequency_penalty: Any
+    """Float32 `[B]`."""
+    presence_penalty: Any
+    """Float32 `[B]`."""
+    min_tokens: Any
+    """int32 `[B]`."""
+    bias: Any
+    """Added to the logits, float32 `[B, V]`: `logit_bias`, and -inf for ids that are not allowed."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SlotSettings:
+    """How the next token of each slot is chosen. Without the axis B, as numpy values: the settings of one request."""
+
+    seeds: Any
+    """uint32 `[B, 2]`, see `seed_words`."""
+    temperature: Any
+    """Float32 `[B]`; 0 is greedy."""
+    top_k: Any
+    """int32 `[B]`; V keeps all."""
+    top_p: Any
+    """Float32 `[B]`."""
+    min_p: Any
+    """Float32 `[B]`."""
+    controls: Controls | None
+    """Only with `Features.FULL`."""
+
+    @staticmethod
+    def of(params: SamplingParams, seed: int, vocab_size: int, features: Features) -> "SlotSettings | None":
+        """The settings of one request; None for the class without any.
+
+        Raises:
+          ValueError: `features` do not cover `params`.
+        """
+        if params.features > features:
+            raise ValueError(f"a request needs {params.features.name} rounds, but these are {features.name}")
+        if features is Features.GREEDY:
+            return None
+        controls = None
+        if features is Features.FULL:
+            bias = np.zeros((vocab_size,), np.float32)
+            if params.allowed_token_ids is not None:
+                bias[:] = -np.inf
+                bias[list(params.allowed_token_ids)] = 0
+            for id_, value in params.biases:
+                bias[id_] += np.float32(value)
+            controls = Controls(
+                repetition_penalty=np.float32(params.repetition_penalty),
+                frequency_penalty=np.float32(params.frequency_penalty),
+                presence_penalty=np.float32(params.presence_penalty),
+                min_tokens=np.int32(params.min_tokens),
+                bias=bias,
+            )
+        return SlotSettings(
+            seeds=seed_words(seed),
+            temperature=np.float32(0 if params.greedy else params.temperature),
+            top_k=np.int32(vocab_size if params.top_k < 1 else min(params.top_k, vocab_size)),
+            top_p=np.float32(params.top_p),
+            min_p=np.float32(params.min_p),
+            controls=controls,
+        )
+
+    @staticmethod
+    def empty(slots: int, vocab_size: int, features: Features) -> "SlotSettings | None":
+        """Greedy settings for every slot, for a state without requests."""
+        one = SlotSettings.of(SamplingParams(), 0, vocab_size, features)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (slots, *np.shape(x))), one)
+
+    def put(self, slot: jax.Array, one: "SlotSettings") -> "SlotSettings":
+        """Gives one slot (int32 scalar) the settings of a request."""
+        return jax.tree.map(lambda x, new: x.at[slot].set(new), self, one)
+
+    def batch_of_one(self) -> "SlotSettings":
+        """The settings of one request with the axis B."""
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], self)
+
+    @property
+    def greedy(self) -> jax.Array:
+        """bool `[B]`."""
+        return self.temperature == 0
