@@ -117,7 +117,7 @@ def test_keywords_without_a_meaning_give_one_warning(target):
         ({"max_model_length": 100}, TypeError, r"LLM\(\) got an unexpected keyword argument 'max_model_length'"),
         ({"max_model_len": 10**6}, ValueError, "max_model_len 1000000 exceeds the 512 tokens"),
         ({"max_num_seqs": 0}, ValueError, "max_num_seqs must be an integer of at least 1, got 0"),
-        ({"seed": 1.5}, TypeError, "seed must be an integer or None, got 1.5"),
+        ({"seed": 1.5}, TypeError, "seed must be an integer, got 1.5"),
         ({"dtype": "float32"}, ValueError, "dtype cannot be given with a model that is loaded"),
         (
             {"skip_tokenizer_init": True, "tokenizer": "x"},
