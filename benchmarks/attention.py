@@ -34,7 +34,7 @@ BANDWIDTH = 4.26e12
 CALLS = 8
 """Calls of a program."""
 RUNS = 3
-"""Runs of a program in the trace; the median counts."""
+"""Runs of a program in the trace; their mean counts."""
 
 
 def ours(implementation: str) -> Callable[..., jax.Array]:
