@@ -2,18 +2,17 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from support.draft_chain import cached_chain
 from support.float64_models import Float64Eagle3, log_softmax
 from support.tiny import draft_config, llama_config, random_head
 
-from eagle_jax.models import DraftConfig, DraftContext, Eagle3Head, KVRows
+from eagle_jax.models import DraftConfig, DraftContext
 from eagle_jax.models.eagle_config import default_capture_layers
 
-VOCABULARY, WIDTH, KNOWN, DEPTH = 23, 32, 11, 6
+VOCABULARY, WIDTH, KNOWN, DEPTH = 23, 32, 12, 6
 TARGET = llama_config(vocab_size=VOCABULARY)
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -30,43 +29,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def chain(head: Eagle3Head, table: jax.Array, tokens: jax.Array, features: jax.Array) -> list[jax.Array]:
-    """Log-probabilities of a greedy chain of DEPTH drafts behind KNOWN rows; the tail buffer is wider than it needs to be."""
-
-    def embed(ids: jax.Array) -> jax.Array:
-        return table[ids] if head.embed is None else head.embed(ids)
-
-    rows = DEPTH + 2
-    committed = KNOWN - 3  # the last three rows are due: as after a round that accepted two drafts
-    fused = head.fuse(features)[None]
-    positions = jnp.arange(KNOWN)[None]
-    cache, lengths = head.empty_cache(1, 16), jnp.zeros((1,), jnp.int32)
-    known = DraftContext(positions[:, :committed], cache, lengths)
-    _, new = head(embed(tokens[None, :committed]), fused[:, :committed], known)
-    cache, lengths = cache.write(new, lengths), lengths + committed
-    due = slice(committed, KNOWN)
-    out, new = head(embed(tokens[None, due]), fused[:, due], DraftContext(positions[:, due], cache, lengths))
-    cache, lengths = cache.write(new, lengths), lengths + 3
-    hidden = out[:, -1:]
-    empty = head.empty_cache(1, rows)
-    tail, result = KVRows(empty.keys, empty.values), []
-    for depth in range(DEPTH):
-        log_probs = jax.nn.log_softmax(head.logits(hidden)[0, 0])
-        result.append(log_probs)
-        drafted = head.target_ids(jnp.argmax(log_probs))[None, None]
-        seen = jnp.arange(rows) <= depth
-        context = DraftContext(
-            positions=lengths[:, None] + depth,
-            cache=cache,
-            lengths=lengths,
-            tail=tail,
-            tail_offset=depth,
-            tail_mask=seen[None, None],
-        )
-        hidden, tail = head(embed(drafted), hidden, context)
-    return result
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_depth_equals_the_definition(variant: str) -> None:
     config = draft_config(TARGET, **VARIANTS[variant])
@@ -77,13 +39,7 @@ def test_every_depth_equals_the_definition(variant: str) -> None:
     features = 2 * rng.standard_normal((KNOWN, config.feature_size))
 
     wanted = Float64Eagle3(head, table).chain(tokens[:KNOWN].tolist(), features, int(tokens[KNOWN]), DEPTH)
-    graph, weights = nnx.split(head)
-
-    @jax.jit
-    def run(weights: Any, *args: jax.Array) -> list[jax.Array]:
-        return chain(nnx.merge(graph, weights), *args)
-
-    got = run(weights, jnp.float32(table), jnp.int32(tokens[1:]), jnp.float32(features))
+    got = cached_chain(head, table, table, tokens.tolist(), features, DEPTH)
     assert wanted[0].std() > 0.5, "a flat head proves nothing"
     for depth in range(DEPTH):
         assert wanted[depth].shape == (config.draft_vocab_size,)

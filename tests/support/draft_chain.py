@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax import Draft, Target
-from eagle_jax.models import DraftContext
+from eagle_jax.models import DraftContext, DraftHead, KVCache, KVRows
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Compiled once and run a few times: compiling is the whole cost."""
@@ -61,3 +61,77 @@ def chain(
         if level + 1 < depth:
             ids[row + 1], fed_back[row + 1] = drafted[-1], np.asarray(hidden, np.float32)
     return out, drafted
+
+
+CHUNK = 4
+
+
+@functools.cache
+def _cached_programs(graph: Any, rows: int) -> tuple[Any, Any]:
+    """Programs that encode CHUNK rows into the draft cache, and that run one row of a chain in a tail of `rows` rows."""
+
+    def extend(weights: Any, embedded: jax.Array, features: jax.Array, cache: KVCache, lengths: jax.Array) -> Any:
+        head = nnx.merge(graph, weights)
+        positions = lengths[:, None] + jnp.arange(CHUNK)
+        out, new = head(embedded, head.fuse(features), DraftContext(positions, cache, lengths))
+        return out[:, -1:], cache.write(new, lengths)
+
+    def step(
+        weights: Any, embedded: jax.Array, hidden: jax.Array, cache: KVCache, lengths: jax.Array, tail: Any, depth: int
+    ) -> Any:
+        head = nnx.merge(graph, weights)
+        context = DraftContext(
+            positions=lengths[:, None] + depth,
+            cache=cache,
+            lengths=lengths,
+            tail=tail,
+            tail_offset=depth,
+            tail_mask=(jnp.arange(rows) <= depth)[None, None],
+            tail_positions=lengths[:, None] + jnp.arange(rows),
+        )
+        return head(embedded, hidden, context)
+
+    return jax.jit(extend, compiler_options=QUICK), jax.jit(step, compiler_options=QUICK)
+
+
+def cached_chain(
+    head: DraftHead,
+    embedding: np.ndarray,
+    lm_head: np.ndarray,
+    tokens: list[int],
+    features: np.ndarray,
+    depth: int,
+) -> list[np.ndarray]:
+    """Log-probabilities of a greedy chain as decoding runs it: known rows in chunks into a cache, drafts in a tail behind it.
+
+    Args:
+      head: the head.
+      embedding: the target's table, for heads without their own.
+      lm_head: the target's output head, likewise.
+      tokens: the known tokens and the root, T + 1; T must be a multiple of CHUNK.
+      features: captured states of the T known tokens, `[T, n * H]`.
+      depth: how many tokens are drafted. The tail has two rows more than that.
+    """
+    table = jnp.asarray(embedding if head.embed is None else head.embed.weight[...], head.dtype)
+    graph, weights = nnx.split(head)
+    rows = depth + 2
+    extend, step = _cached_programs(graph, rows)
+    known = len(features)
+    cache, lengths = head.empty_cache(1, known + CHUNK), jnp.zeros((1,), jnp.int32)
+    for start in range(0, known, CHUNK):
+        embedded = table[jnp.asarray(tokens[start + 1 : start + CHUNK + 1])][None]
+        part = jnp.asarray(features[None, start : start + CHUNK], jnp.float32)
+        hidden, cache = extend(weights, embedded, part, cache, lengths)
+        lengths = lengths + CHUNK
+    empty = head.empty_cache(1, rows)
+    tail, out = KVRows(empty.keys, empty.values), []
+    for level in range(depth):
+        if head.config.own_lm_head:
+            logits = head.logits(hidden)
+        else:
+            logits = head.before_lm_head(hidden).astype(jnp.float32) @ jnp.asarray(lm_head, jnp.float32).T
+        out.append(np.asarray(jax.nn.log_softmax(logits[0, 0])))
+        drafted = head.target_ids(jnp.argmax(out[-1]))
+        if level + 1 < depth:
+            hidden, tail = step(weights, table[drafted][None, None], hidden, cache, lengths, tail, level)
+    return out

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from eagle_jax.models import DraftConfig, Eagle3Head, Llama, LlamaConfig
+from eagle_jax.models import DraftConfig, DraftHead, Eagle3Head, EagleHead, Llama, LlamaConfig
 
 
 def llama_config(**changes: Any) -> LlamaConfig:
@@ -73,9 +73,9 @@ def random_llama(config: LlamaConfig, seed: int, *, dtype: Any = jnp.float32, ga
     return _random(Llama, config, seed, dtype, gain)
 
 
-def random_head(config: DraftConfig, seed: int, *, dtype: Any = jnp.float32, gain: float = 1.5) -> Eagle3Head:
-    """A head with random weights."""
-    return _random(Eagle3Head, config, seed, dtype, gain)
+def random_head(config: DraftConfig, seed: int, *, dtype: Any = jnp.float32, gain: float = 1.5) -> DraftHead:
+    """A head of the configuration's method with random weights."""
+    return _random(Eagle3Head if config.method == "eagle3" else EagleHead, config, seed, dtype, gain)
 
 
 def abstract_state(module_type: type, config: Any, dtype: Any) -> tuple[Any, Any]:
