@@ -160,7 +160,7 @@ DEFAULT_TREES = {
 """What the authors of EAGLE draft with, by method."""
 
 
-def default_tree(draft: "Draft") -> Tree:
+def default_tree(draft: "Draft") -> TreeConfig:
     """What a head drafts where the caller asks for nothing: the chain its checkpoint asks for, else its method's default tree.
 
     Args:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,11 +54,21 @@ def start(options: argparse.Namespace, *, plain: bool = False) -> Session:
       UsageError: options that do not go together.
       DeviceError, CheckpointError, ValueError: a device or a checkpoint that is not there or does not fit.
     """
-    head = DEFAULT_HEAD if options.draft is None and options.model is None else options.draft
+    model, head = options.model, options.draft
+    if model is None:
+        head = DEFAULT_HEAD if head is None else head
+    elif head is None:
+        from eagle_jax.front.speculators import find_target
+
+        # A speculators checkpoint in the place of a model is the head, and names the model.
+        model, named, _ = find_target(model, None, revision=None, download_dir=None)
+        head = None if not isinstance(named, Mapping) else str(named["model"])
     if plain:
         head = None
     if head is None and (options.num_speculative_tokens is not None or options.tree is not None):
         raise UsageError("--num-speculative-tokens and --tree need a draft head: give --draft")
+    if options.quiet:
+        logging.getLogger("eagle_jax").setLevel(logging.ERROR)
     if options.verbose:
         logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
         logging.getLogger("eagle_jax").setLevel(logging.INFO)
@@ -71,20 +82,21 @@ def start(options: argparse.Namespace, *, plain: bool = False) -> Session:
 
     from eagle_jax.loading import default_target, load_draft, load_target
     from eagle_jax.loading.demo_target import cache_folder
+    from eagle_jax.speculative_config import default_tree
 
     tree = None if head is None else _tree(options, backend.platform)
     keep_compiled_programs(cache_folder() / "compiled")
-    if options.model is None:
+    if model is None:
         with stage("Obtaining SmolLM2-135M-Instruct", quiet=options.quiet):
-            model: str | Path = default_target()
-    else:
-        model = options.model
+            model = default_target()
     bar = sys.stderr.isatty() and not options.quiet
     target = load_target(model, dtype=options.dtype, progress=bar)
     say(f"Target {target.name}, {target.model.dtype}")
     draft = None
     if head is not None:
         draft = load_draft(find_head(head), target, progress=bar)
+        if draft.num_speculative_tokens is not None and options.num_speculative_tokens is None and options.tree is None:
+            tree = default_tree(draft)
         say(f"Draft head {draft.name}, {describe(tree)}")
         for note in draft.notes if options.verbose else ():
             say(f"  {note}")

@@ -1,6 +1,7 @@
 """A tiny model with a tokenizer and a chat template, and the command run in this process."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -84,3 +85,12 @@ def command(capsys):
         return code, out, err
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _loudness_of_this_test_alone():
+    """--quiet and --verbose set the level of the library's logger, which other tests read."""
+    logger = logging.getLogger("eagle_jax")
+    level = logger.level
+    yield
+    logger.setLevel(level)

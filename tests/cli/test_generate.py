@@ -186,3 +186,21 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
     file.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(UsageError, match="cannot be read"):
         read_prompts(str(file))
+
+
+@pytest.mark.slow
+def test_a_speculators_checkpoint_alone_is_target_and_head(command, chat_model, head, expected, tmp_path):
+    made = str(tmp_path / "head")
+    code, _, _ = command(
+        "convert", head, made, "--to", "speculators", "--verifier", chat_model, "--num-speculative-tokens", "3"
+    )
+    assert code == 0
+    code, out, err = command("generate", "the fox", "--json", "--model", made, *SMALL)
+    assert code == 0
+    report = json.loads(out)
+    assert (report["model"], report["draft"]) == (chat_model, made)
+    assert report["tree"] == {"total_tokens": 4, "depth": 2, "top_k": 1}
+    assert report["outputs"][0]["text"] == expected.texts[0]
+    assert "a chain of 3 a round" in err
+    code, out, err = command("generate", "the fox", "--quiet", "--model", made, "--num-speculative-tokens", "3", *SMALL)
+    assert (code, out, err) == (0, expected.texts[0] + "\n", "")
