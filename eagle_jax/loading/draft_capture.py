@@ -110,14 +110,12 @@ def named_layers(ids: Any, key: str, convention: Convention | None, target_layer
 
 def _guess_convention(ids: list[int], key: str, target_layers: int | None) -> tuple[Convention, str | None]:
     advice = "say which with layer_id_convention='input' or 'output'"
-    if target_layers is None:
-        return (
-            "input",
-            f"{key} {ids} are taken as inputs of these layers; {advice}, or look at the head with its target",
-        )
-    if len(ids) == 3 and ids == [2, target_layers // 2, target_layers - 3]:
+    # Three numbers that are EAGLE-3's default for some depth tell that depth, where the target is not at hand.
+    depth = ids[-1] + 3 if target_layers is None else target_layers
+    if ids == [2, depth // 2, depth - 3]:
         return "input", None
-    if ids[:2] == [1, target_layers // 2 - 1]:
+    depth = ids[-1] + 4 if target_layers is None else target_layers
+    if ids[:2] == [1, depth // 2 - 1]:
         return "output", (
             f"{key} {ids} are taken as outputs of these layers, the convention of SpecForge and ModelOpt, because EAGLE-3's "
             f"default layers begin with {ids[:2]} there: the head reads the inputs of {[i + 1 for i in ids]}. To be certain, "

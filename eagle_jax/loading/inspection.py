@@ -94,7 +94,9 @@ class CheckpointReport:
         ]
         if self.parameters is not None:
             lines.append(f"  parameters    {self.parameters:,}")
-        lines += [f"  {key:<30} {value}" for key, value in self.geometry.items()]
+        # What is off or empty is not worth a line; norms have a line of their own.
+        told = {key: value for key, value in self.geometry.items() if value not in (False, None, ())}
+        lines += [f"  {key:<30} {value}" for key, value in told.items()]
         facts = {"config.json": self.format, "made for": self.target, "chain asked for": self.num_speculative_tokens}
         lines += [f"  {key:<13} {value}" for key, value in facts.items() if value is not None]
         if self.rope:

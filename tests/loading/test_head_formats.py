@@ -359,3 +359,44 @@ def test_a_report_tells_format_target_layers_norms_and_sharing(tmp_path):
     report = inspect_checkpoint(write(QWEN2, tmp_path / "other", np.zeros((190, 56), np.float32)).folder)
     assert (report.format, report.target, report.norms) == ("eagle", None, ())
     assert "the last hidden state" in report.capture_layers_from
+
+
+# Heads of layers that are not Llama's
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        # DeepSeek: latent attention
+        (lambda t: rename_parts(t, {"k_proj": "kv_a_proj", "v_proj": "kv_b_proj"}), "lacks midlayer.self_attn.k_proj.weight"),
+        # MiniCPM: two norms before fc
+        (lambda t: t | {"input_norm1.weight": torch.ones(64), "input_norm2.weight": torch.ones(64)}, "input_norm1.weight"),
+        # Llama 4: experts
+        (lambda t: rename_parts(t, {"mlp.gate_proj": "feed_forward.router"}), "missing: midlayer.mlp.gate_proj.weight"),
+        # Quantised: scales beside the weights
+        (lambda t: t | {"midlayer.mlp.up_proj.weight_scale": torch.ones(1)}, r"unexpected: midlayer.mlp.up_proj.weight_scale"),
+        (lambda t: t | {"midlayer.self_attn.k_scale": torch.ones(1)}, r"unexpected: midlayer.self_attn.k_scale"),
+    ],
+)  # fmt: skip
+def test_heads_of_other_layers_are_refused_by_their_tensors(tmp_path, tensors, message):
+    target, head = written(OFFICIAL, tmp_path / "head")
+    store(head.folder, tensors(dict(head.tensors)), "safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        load_draft(head.folder, target)
+
+
+def rename_parts(tensors, parts):
+    out = {}
+    for name, tensor in tensors.items():
+        for old, new in parts.items():
+            name = name.replace(old, new)
+        out[name] = tensor
+    return out
+
+
+def test_layer_numbers_of_the_default_are_known_without_the_target(tmp_path):
+    for ids, layers, guessed in (([2, 15, 27], (2, 15, 27), False), ([1, 14, 26], (2, 15, 27), True)):
+        head = write(NVIDIA, tmp_path / str(ids))
+        edit(head.folder, {f"eagle_config/{IDS}": ids})
+        report = inspect_checkpoint(head.folder)
+        assert (report.capture_layers, report.capture_layers_guessed) == (layers, guessed)
