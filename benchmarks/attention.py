@@ -15,11 +15,15 @@ import glob
 import gzip
 import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+# Loops inside CUDA graphs and the profiler do not go together: the first such program ended with a launch failure.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="
 
 import jax
 import jax.numpy as jnp
@@ -147,8 +151,8 @@ def main() -> None:
     for text in args.heads:
         grouping, head_dim = text.split("x")
         query_heads, kv_heads = map(int, grouping.split("/"))
-        for batch in args.batches:
-            for length in args.lengths:
+        for length in args.lengths:
+            for batch in args.batches:
                 for tokens in args.tokens:
                     if 4 * batch * kv_heads * length * int(head_dim) <= args.memory:
                         cases.append((batch, tokens, length, (query_heads, kv_heads, int(head_dim))))
