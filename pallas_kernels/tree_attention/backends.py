@@ -100,7 +100,7 @@ def _prepared(name: Implementation, device: Device, options: tuple[tuple[str, An
 def _mosaic_tpu(device: Device) -> Function:
     if device.platform != "tpu":
         raise NotImplementedError(f"it runs on TPUs, and this program is compiled for {device.platform}")
-    return _kernel("mosaic_tpu")
+    return functools.partial(_kernel("mosaic_tpu"), device_kind=device.kind)
 
 
 def _mosaic_gpu(device: Device) -> Function:

@@ -45,6 +45,8 @@ def compile_for(
         assert result["arguments"] >= result["weights"] + result["cache"]
         assert result["aliased"] >= result["cache"]
         assert result["arguments"] + result["temporaries"] < MEMORY[generation]
+        # Every attention is the kernel: of each layer in the verification, and of the head in its extend and draft steps.
+        assert result["kernels"] >= layers + 2
         assert result["temporaries"] < COPIED[generation] * result["weights"]
     return results
 

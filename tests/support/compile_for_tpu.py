@@ -71,6 +71,7 @@ def compile_round(device: jax.Device, shape: str, layers: int, tree: TreeConfig,
     return {
         "seconds": time.perf_counter() - start,
         "arguments": memory.argument_size_in_bytes,
+        "kernels": compiled.as_text().count('custom_call_target="tpu_custom_call"'),
         "aliased": memory.alias_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "cache": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.target_cache, state.draft.cache))),

@@ -1,0 +1,86 @@
+"""The TPU kernel compiles for real TPU generations, within the VMEM that its tiles are said to take."""
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+GENERATIONS = ("v5e", "v5p", "v6e", "tpu7x")
+VMEM = 16 * 2**20
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (pip install 'eagle-jax[tpu]')"
+)
+
+
+def compile_kernels(lists: str, *generations: str, timeout: int = 900) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "support.compile_kernels_for_tpu", lists, *generations],
+        cwd=TESTS,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@functools.cache
+def short() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Everything that the default run compiles, in one process, by list and generation."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for result in compile_kernels("short,shards,too_little_vmem", *GENERATIONS):
+        found.setdefault((result["list"], result["generation"]), []).append(result)
+    return found
+
+
+def check(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        print(result)
+        assert result["backend"] == "mosaic_tpu"
+        assert result["kernels"] == 1
+        # The compiler is given this number as its limit.
+        assert result["tiles"]["vmem_bytes"] <= VMEM
+        # The cache is read as it lies: no head_dim makes XLA copy it into another layout first.
+        assert result["temporaries"] < 0.1 * result["cache"] or result["cache"] < 100e6
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_kernels_of_usual_models(generation: str) -> None:
+    results = short()["short", generation]
+    assert len(results) == 4
+    check(results)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_shards_of_slots_and_heads_need_no_collective(generation: str) -> None:
+    (result,) = short()["shards", generation]
+    assert (result["kernels"], result["collectives"]) == (1, 0)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_the_limit_on_vmem_is_enforced(generation: str) -> None:
+    (result,) = short()["too_little_vmem", generation]
+    message = result["error"]
+    assert message is not None, "an eighth of the VMEM was enough"
+    used = re.search(r"size (\d+\.\d+)M and limit (\d+\.\d+)M", message)
+    assert used, message
+    print(f"{generation}: {result['case']} takes {used[1]} MiB")
+    assert float(used[1]) <= 8 * float(used[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_every_dtype_head_dim_and_number_of_queries_and_slots(generation: str) -> None:
+    results = compile_kernels("long", generation, timeout=3600)
+    assert len(results) == 2 * 6 * 5 * 3
+    check(results)
