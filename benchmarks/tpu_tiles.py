@@ -1,6 +1,6 @@
 """Computes the tile limits of the TPU kernel of tree attention from what is published of each TPU generation:
 
-    python benchmarks/tpu_tiles.py > pallas_kernels/tree_attention/tpu_tiles.json
+    python benchmarks/tpu_tiles.py > pallas_kernels/tree_attention/mosaic_tpu_tiles.json
 
 Arithmetic, not measurement: the project had no TPU to time. Whoever has one should put measured limits in their place.
 """

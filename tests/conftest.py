@@ -1,9 +1,13 @@
 """The environment of every test, set before anything imports JAX; subprocesses of tests inherit it."""
 
+import importlib.util
 import os
 from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+# The CPU comes first and so is the default; tests of GPU kernels ask for the GPU by name.
+_gpu = Path("/dev/nvidia0").exists() and any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13))
+os.environ["JAX_PLATFORMS"] = "cpu,cuda" if _gpu else "cpu"
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
 # Tests of sharding use 8 devices; the others see the first of them.
 _flags = os.environ.get("XLA_FLAGS", "").split()

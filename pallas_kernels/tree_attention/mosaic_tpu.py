@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.tree_attention.mosaic_tpu_tiles import LANES, Tiles, choose_tiles, keys_across_lanes
 from pallas_kernels.tree_attention.reference import MASKED
-from pallas_kernels.tree_attention.tpu_tiles import LANES, Tiles, choose_tiles, keys_across_lanes
 
 DTYPES = (jnp.bfloat16, jnp.float32)
 LARGEST_HEAD = 256

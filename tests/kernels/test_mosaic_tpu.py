@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matrix import Case, assert_true, lengths_of, make_arrays, small_cases
 
-from pallas_kernels.tree_attention.tpu_tiles import Tiles
+from pallas_kernels.tree_attention.mosaic_tpu_tiles import Tiles
 
 CASES = small_cases()
 

@@ -1,7 +1,7 @@
 """Compiles the TPU kernel of tree attention for TPUs that are not there: `python -m support.compile_kernels_for_tpu short v5e`.
 
-The first argument is "short", "long", "shards" or "too_little_vmem". A process of its own, as in `compile_for_tpu`. Prints one line of JSON a
-kernel.
+The first argument names lists: "short", "long", "shards", "too_little_vmem", or several of them with commas. A process of its
+own, as in `compile_for_tpu`. Prints one line of JSON a kernel.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from kernels.matrix import Case
 
 from pallas_kernels.tree_attention import chosen_backend, tree_attention
 from pallas_kernels.tree_attention.mosaic_tpu import mosaic_tpu_tree_attention
-from pallas_kernels.tree_attention.tpu_tiles import choose_tiles
+from pallas_kernels.tree_attention.mosaic_tpu_tiles import choose_tiles
 from support.compile_for_tpu import TOPOLOGIES
 
 KERNEL = 'custom_call_target="tpu_custom_call"'

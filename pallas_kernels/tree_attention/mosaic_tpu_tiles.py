@@ -19,7 +19,9 @@ SUBLANES = 16
 
 @functools.cache
 def _generations() -> dict[str, dict[str, int]]:
-    generations: dict[str, dict[str, int]] = json.loads(Path(__file__).with_name("tpu_tiles.json").read_text())["tiles"]
+    generations: dict[str, dict[str, int]] = json.loads(Path(__file__).with_name("mosaic_tpu_tiles.json").read_text())[
+        "tiles"
+    ]
     return generations
 
 
