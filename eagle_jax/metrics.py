@@ -16,7 +16,7 @@ Definitions, the same as vLLM's where it has them:
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import overload
 
 
@@ -101,6 +101,9 @@ class Timing:
     output_tokens: int
     decoded_tokens: int
     """Output tokens that came from rounds: all but the first of each output."""
+    attention: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Backend of tree attention in the prefill ("prefill"), the verification ("verify") and the head ("draft"), by the names of
+    `pallas_kernels.tree_attention`; empty if nothing was run."""
 
     @property
     def tokens_per_second(self) -> float:

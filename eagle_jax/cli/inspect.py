@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from eagle_jax.cli.runtime import select_device
@@ -42,5 +43,30 @@ def run(options: argparse.Namespace) -> int:
     report = inspect_checkpoint(
         find_head(options.path), options.target, layer_id_convention=options.layer_id_convention
     )
-    print(json.dumps(report.to_dict(), indent=2) if options.json else report.to_text())
+    attention = attention_by_device(report.geometry) if report.loads else {}
+    if options.json:
+        print(json.dumps(report.to_dict() | {"attention": attention}, indent=2))
+    else:
+        print(report.to_text())
+        if attention:
+            print("  attention     " + ", ".join(f"{name} on {device}" for device, name in attention.items()))
     return 0 if report.loads else 1
+
+
+def attention_by_device(geometry: Mapping[str, Any]) -> dict[str, str]:
+    """The backend that verifies a usual draft tree with heads of this geometry, by kind of device."""
+    from eagle_jax.decoding.attention import AttentionShape
+    from pallas_kernels.tree_attention.backends import Device
+
+    devices = {
+        "TPU": (Device("tpu", "TPU v6 lite"), "bfloat16"),
+        "Hopper GPU": (Device("cuda", "NVIDIA H200", "9.0"), "bfloat16"),
+        "other GPU": (Device("cuda", "NVIDIA A100", "8.0"), "bfloat16"),
+        "CPU": (Device("cpu"), "float32"),
+    }
+    sizes = {"heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
+    heads = {name: geometry[key] for name, key in sizes.items()}
+    return {
+        name: AttentionShape(slots=1, tokens=60, capacity=2048, dtype=dtype, tree=True, **heads).choice(device).name
+        for name, (device, dtype) in devices.items()
+    }

@@ -34,6 +34,7 @@ def to_json(session: Session, rows: "list[RowResult]", timing: "Timing") -> dict
         "tree": None if session.tree is None else dataclasses.asdict(session.tree),
         "dtype": str(session.target.model.dtype),
         "backend": dataclasses.asdict(session.backend),
+        "attention": dict(timing.attention),
         "outputs": [
             {
                 "prompt": row.prompt.text,

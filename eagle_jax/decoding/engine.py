@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from eagle_jax.decoding.attention import AttentionShape
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
 from eagle_jax.decoding.prefill import PromptChunk
 from eagle_jax.decoding.rules import SEEDED, Rule
@@ -158,6 +160,8 @@ class Engine:
         )
         self._vocab_size = target.config.vocab_size
         self._weights = Weights(target_state, head_state)
+        self._target_config, self._target_dtype = target.config, target.dtype
+        self._draft_shape = None if head is None else (head.config, head.dtype)
         self._programs: _Programs | None = None
         self._state: DecodeState | None = None
         self._aborted: set[int] = set()
@@ -192,6 +196,26 @@ class Engine:
             compile_seconds=time.perf_counter() - start,
             temporary_bytes=max(_temporary_bytes(p) for p in (first, rounds)),
         )
+
+    @functools.cached_property
+    def attention(self) -> dict[str, str]:
+        """Backend of tree attention in the prefill ("prefill"), the verification ("verify") and the head ("draft")."""
+        plan, config = self.plan, self._target_config
+        device = jax.tree.leaves(self._weights)[0].sharding.device_set.copy().pop()
+        nodes = 1 if plan.tree is None else plan.tree.total_tokens
+        shape = functools.partial(AttentionShape.of, capacity=plan.capacity)
+        shapes = {
+            "prefill": shape(config, self._target_dtype, slots=1, tokens=plan.prefill_chunk, tree=False),
+            "verify": shape(config, self._target_dtype, slots=plan.slots, tokens=nodes, tree=True),
+        }
+        if plan.tree is not None and self._draft_shape is not None:
+            # The step that encodes what was accepted; those that grow the tree have the same heads and fewer tokens.
+            head, dtype = self._draft_shape
+            windowed = any(head.sliding_windows or ())
+            shapes["draft"] = shape(
+                head, dtype, slots=plan.slots, tokens=plan.tree.max_depth + 1, tree=False, windowed=windowed
+            )
+        return {part: entry.choice(device).name for part, entry in shapes.items()}
 
     @property
     def temporary_bytes(self) -> int:

@@ -12,6 +12,7 @@ from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.loading import cache_bytes_per_row
 from eagle_jax.models import DraftConfig, LlamaConfig
 from eagle_jax.sampling.params import MAX_LOGPROBS, Features
+from pallas_kernels.tree_attention.blocked import BLOCK
 
 
 class InsufficientMemoryError(MemoryError):
@@ -77,7 +78,8 @@ class Footprint:
         drafting = 0
         if self.draft is not None and self.tree is not None:
             drafting = rows * self.draft.feature_size * item + slots * self.tree.top_k * self.draft.draft_vocab_size * 4
-        scores = 2 * rows * config.num_attention_heads * (max_length + tokens) * 4
+        # Attention reads the cache in blocks, so scores do not grow with its length.
+        scores = 2 * rows * config.num_attention_heads * (min(max_length, BLOCK) + tokens) * 4
         copies = {Features.GREEDY: 1, Features.SAMPLING: 4, Features.FULL: 7}[self.features] + 4 * self.sampled_drafts
         logits = copies * slots * logit_rows * config.vocab_size * 4
         return activations + new_rows + drafting + scores + logits

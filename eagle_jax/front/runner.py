@@ -233,6 +233,7 @@ class Runner:
         )
         with self._engine(shape) as engine:
             job.compile_seconds = _compile(engine, progress)
+            job.attention = engine.attention
             engine.prefills.seconds = 0.0
             start = time.perf_counter()
             served = engine.serve(requests, rounds_per_dispatch=rounds_per_dispatch)
@@ -318,6 +319,7 @@ class _Job:
     compile_seconds: float = 0.0
     prefill_seconds: float = 0.0
     seconds: float = 0.0
+    attention: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def timing(self, results: Sequence[RowResult]) -> Timing:
         output = [len(result.token_ids) for result in results]
@@ -328,6 +330,7 @@ class _Job:
             prompt_tokens=sum(len(request.prompt) for request in self.requests),
             output_tokens=sum(output),
             decoded_tokens=sum(max(0, tokens - 1) for tokens in output),
+            attention=self.attention,
         )
 
 

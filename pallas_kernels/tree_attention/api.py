@@ -59,7 +59,7 @@ def tree_attention(
 
 
 def chosen_backend(
-    device: jax.Device,
+    device: jax.Device | Device,
     queries: Any,
     cache_keys: Any,
     cache_values: Any,
@@ -76,7 +76,7 @@ def chosen_backend(
     """Says which backend `tree_attention` gets on a device, and why not those before it. Nothing is compiled or run.
 
     Args:
-      device: a device of this process or of a topology.
+      device: a device of this process or of a topology, or the description of one.
       queries: this and the rest as for `tree_attention`; `jax.ShapeDtypeStruct`s will do in place of arrays.
 
     Raises:
@@ -86,7 +86,8 @@ def chosen_backend(
     arrays = (queries, cache_keys, cache_values, lengths, tail_keys, tail_values, tail_mask, prefix_start)
     check(*arrays, implementation=implementation)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
-    return choose(Device.of(device), shapes, {"scale": scale, "soft_cap": soft_cap}, implementation)
+    described = device if isinstance(device, Device) else Device.of(device)
+    return choose(described, shapes, {"scale": scale, "soft_cap": soft_cap}, implementation)
 
 
 def check(

@@ -1,7 +1,7 @@
-"""Compiles the TPU kernel of tree attention for TPUs that are not there: `python -m support.compile_kernels_for_tpu short v5e`.
+"""Compiles the TPU kernel of tree attention for TPUs that are not there: `python -m support.compile_kernels_for_tpu usual v5e`.
 
-The first argument names lists: "short", "long", "shards", "too_little_vmem", or several of them with commas. A process of its
-own, as in `compile_for_tpu`. Prints one line of JSON a kernel.
+The arguments are generations, each behind its list: "usual", "two", "long", "shards" (four devices) or "too_little_vmem". A
+process of its own, as in `compile_for_tpu`. Prints one line of JSON a kernel.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def case(dtype: str, head_dim: int, queries: int, batch: int, **others: Any) -> 
     return Case(dtype=dtype, head_dim=head_dim, queries=queries, batch=batch, **settings)
 
 
-SHORT = [
+USUAL = [
     case("bfloat16", 128, 60, 8),  # verification, 8B
     case("bfloat16", 128, 256, 1, tail="causal"),  # its prefill
     case("float32", 64, 60, 2, heads=(9, 3), capacity=2048),  # SmolLM2
@@ -139,17 +139,16 @@ def with_too_little_vmem(case: Case, device: jax.Device) -> dict[str, Any]:
 def results(what: str, generation: str) -> Iterator[dict[str, Any]]:
     devices = topologies.get_topology_desc(TOPOLOGIES[generation], "tpu").devices
     if what == "shards":
-        yield compile_shards(SHORT[0], devices)
+        yield compile_shards(USUAL[0], devices)
     elif what == "too_little_vmem":
-        yield with_too_little_vmem(SHORT[0], devices[0])
+        yield with_too_little_vmem(USUAL[0], devices[0])
     else:
-        for entry in SHORT if what == "short" else long():
+        for entry in {"usual": USUAL, "two": USUAL[::3], "long": long()}[what]:
             yield compile_case(entry, devices[0])
 
 
 def main() -> None:
-    whats, *generations = sys.argv[1:]
-    for what, generation in itertools.product(whats.split(","), generations):
+    for what, generation in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
         for result in results(what, generation):
             print(json.dumps({"list": what, "generation": generation, **result}), flush=True)
 
