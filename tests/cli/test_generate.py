@@ -92,6 +92,7 @@ def test_json_holds_everything_a_program_needs(command, chat_model, head):
     assert found["tree"] == {"total_tokens": 4, "depth": 2, "top_k": 1}
     assert found["dtype"] == "float32"
     assert found["backend"]["platform"] == "cpu"
+    assert set(found["attention"].values()) == {"xla_blocked"}
     assert found["metrics"]["rounds"] == result.metrics.total.rounds
     assert found["metrics"]["mean_acceptance_length"] == pytest.approx(result.metrics.mean_acceptance_length)
     assert len(found["metrics"]["acceptance_rates"]) == 3

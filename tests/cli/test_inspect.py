@@ -9,6 +9,9 @@ def test_the_released_head_is_found_by_its_name(command):
     assert code == 0
     assert err == ""
     report = json.loads(out)
+    assert report["attention"]["TPU"] == "mosaic_tpu"
+    assert report["attention"]["Hopper GPU"] == "mosaic_gpu"
+    assert report["attention"]["other GPU"] == report["attention"]["CPU"] == "xla_blocked"
     assert report["kind"] == "eagle3"
     assert report["loads"] is True
     assert report["geometry"]["draft_vocab_size"] == 16384

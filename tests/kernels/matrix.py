@@ -191,8 +191,8 @@ def small_cases() -> list[Case]:
         "queries": [1, 7, 17],
         "heads": [(4, 4), (8, 2), (9, 3)],
         "dtype": ["float32", "bfloat16"],
-        "batch": [1, 3],
-        "capacity": [300, 1024],
+        "batch": [1, 2],
+        "capacity": [300, 640],
         "windowed": [False, True],
         "soft_cap": [None, 5.0],
     })  # fmt: skip
