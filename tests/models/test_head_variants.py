@@ -6,15 +6,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 from support.draft_chain import cached_chain
 from support.tiny import draft_config, llama_config, random_head, random_llama
-from support.torch_heads import Reading, Tensors, TorchHead
+from support.torch_heads import TorchHead, file_tensors, reading
 
 from eagle_jax.decoding.eagle_drafter import EagleDrafter
 from eagle_jax.decoding.tree import TreeConfig
-from eagle_jax.models import DraftConfig, DraftHead, make_head
+from eagle_jax.models import make_head
 
 VOCABULARY, KNOWN, DEPTH = 23, 12, 6
 TARGET = llama_config(vocab_size=VOCABULARY)
@@ -44,68 +43,6 @@ MORE: dict[str, dict[str, Any]] = {
     },
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MORE]
-
-
-def file_tensors(head: DraftHead) -> Tensors:
-    """The head's parameters under the names that `TorchHead` reads."""
-    config = head.config
-    three = config.method == "eagle3"
-    queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    ends = {
-        "embed": "embed_tokens",
-        "lm_head": "lm_head",
-        "fc": "fc",
-        "feature_norm": "input_norm",
-        "embedding_norm": "embed_layernorm",
-        "hidden_norm": "hidden_states_layernorm",
-        "norm": "lm_head_layernorm" if config.head_norm else "norm",
-    }
-    inner = {
-        "input_norm": "input_layernorm",
-        "post_norm": "post_attention_layernorm",
-        "attention.out": "self_attn.o_proj",
-    }
-    inner |= {
-        "mlp.down": "mlp.down_proj",
-        "attention.q_norm": "self_attn.q_norm",
-        "attention.k_norm": "self_attn.k_norm",
-    }
-    out: Tensors = {}
-    for path, variable in nnx.to_flat_state(nnx.state(head)):
-        value = torch.from_numpy(np.array(variable[...]))
-        names = [str(part) for part in path]
-        if names == ["vocabulary"]:
-            out["d2t"] = value.long() - torch.arange(len(value))
-            continue
-        kind = names[-1]
-        if names[0] == "fc_norms":
-            out[f"fc_norm.{names[1]}.{kind}"] = value
-        elif names[0] != "layers":
-            out[f"{ends[names[0]]}.{kind}"] = value
-        else:
-            layer = "midlayer" if three and names[1] == "0" else f"layers.{names[1]}"
-            block = ".".join(names[2:-1])
-            if block == "attention.qkv":
-                for part, piece in zip("qkv", value.split((queries, keys, keys)), strict=True):
-                    out[f"{layer}.self_attn.{part}_proj.{kind}"] = piece
-            elif block == "mlp.gate_up":
-                for part, piece in zip(("gate", "up"), value.chunk(2), strict=True):
-                    out[f"{layer}.mlp.{part}_proj.{kind}"] = piece
-            else:
-                out[f"{layer}.{inner.get(block, block)}.{kind}"] = value
-    return out
-
-
-def reading(config: DraftConfig) -> Reading:
-    return Reading(
-        method=config.method,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        eps=config.rms_norm_eps,
-        norm_before_residual=config.norm_before_residual,
-        norm_output=config.norm_output,
-        windows=config.sliding_windows,
-    )
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, *SLOW])
