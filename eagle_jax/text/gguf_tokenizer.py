@@ -223,12 +223,21 @@ def _tiktoken_split(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    return lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+    return lambda: _split_by(pattern)
+
+
+def _tekken_split() -> pre_tokenizers.PreTokenizer:
+    """Mistral's rule: words break before capitals, digits stand alone, and nothing is said about contractions."""
+    lead, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    return _split_by(
+        f"{lead}{upper}*{lower}+|{lead}{upper}+{lower}*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
+
+
+def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 _LLAMA3 = _SplitRule(_tiktoken_split(r"\p{N}{1,3}"), ignore_merges=True, adds_bos=True)
@@ -239,6 +248,8 @@ _SPLIT_RULES = {
     "llama-v3": _LLAMA3,
     # The original normalises, which llama.cpp leaves out.
     "qwen2": _SplitRule(_tiktoken_split(r"\p{N}"), normalizer=normalizers.NFC),
+    "deepseek-r1-qwen": _SplitRule(_tiktoken_split(r"\p{N}"), adds_bos=True),
+    "tekken": _SplitRule(_tekken_split, ignore_merges=True, adds_bos=True),
     "gpt-2": _SplitRule(_gpt2_split),
     "default": _SplitRule(_gpt2_split),  # what converters write when they know of no special rule
 }

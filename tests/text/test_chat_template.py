@@ -38,6 +38,45 @@ LLAMA3 = """{{- bos_token }}
 {%- endif %}
 """
 
+# What Qwen3's template asks of a renderer: the messages backwards, loop state in a namespace, string methods, and variables that
+# may be undefined; thoughts of earlier turns are dropped, and `enable_thinking` false writes an empty thought.
+THINKING = """{%- if messages[0].role == 'system' %}
+    {{- '<|begin|>system\n' + messages[0].content + '<|end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(open=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- set result = message.content.startswith('<result>') and message.content.endswith('</result>') %}
+    {%- if ns.open and message.role == 'user' and message.content is string and not result %}
+        {%- set ns.open = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- set content, thought = message.content, '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set thought = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and (loop.last or thought) %}
+            {{- '<|begin|>assistant\n<think>\n' + thought.strip('\n') + '\n</think>\n\n' + content + '<|end|>\n' }}
+        {%- else %}
+            {{- '<|begin|>' + message.role + '\n' + content + '<|end|>\n' }}
+        {%- endif %}
+    {%- elif not (loop.first and message.role == 'system') %}
+        {{- '<|begin|>' + message.role + '\n' + message.content + '<|end|>' + '\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|begin|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"""
+
 SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
 CHATS = [
     [{"role": "user", "content": "hi"}],
@@ -49,9 +88,16 @@ CHATS = [
         {"role": "user", "content": ""},
     ],
 ]
+THOUGHTS = [
+    {"role": "user", "content": "2 + 2?"},
+    {"role": "assistant", "content": "<think>\nfour\n</think>\n\n4"},
+    {"role": "user", "content": "and 3 + 3?"},
+    {"role": "assistant", "content": "6", "reasoning_content": "six"},
+    {"role": "user", "content": "<result>7</result>"},
+]
 
 
-@pytest.fixture(params=[CHATML, LLAMA3], ids=["chatml", "llama3"])
+@pytest.fixture(params=[CHATML, LLAMA3, THINKING], ids=["chatml", "llama3", "qwen3"])
 def pair(request):
     """Our tokenizer and that of transformers, with the same vocabulary and template."""
     ours = Tokenizer(byte_level_backend(), special_tokens=SPECIAL, chat_template=request.param)
@@ -76,6 +122,24 @@ def test_template_variables_reach_the_template(pair):
     variables = {"date_string": "1 Jan 2025", "tools": [{"name": "é", "b": 1, "a": "<"}]}
     expected = theirs.apply_chat_template(CHATS[1], tokenize=False, add_generation_prompt=True, **variables)
     assert ours.render_chat(CHATS[1], template_variables=variables) == expected
+
+
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+def test_thoughts_are_rendered_as_transformers_renders_them(variables):
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_backend(), **SPECIAL, chat_template=THINKING
+    )
+    expected = theirs.apply_chat_template(THOUGHTS, tokenize=False, add_generation_prompt=True, **variables)
+    assert render_chat_template(THINKING, THOUGHTS, special_tokens=SPECIAL, template_variables=variables) == expected
+
+
+def test_thinking_is_switched_off_by_a_template_variable():
+    chat = {"messages": THOUGHTS, "special_tokens": SPECIAL}
+    thinking = render_chat_template(THINKING, **chat)
+    assert "four" not in thinking, "thoughts of earlier turns are dropped"
+    assert "<think>\nsix\n</think>" in thinking
+    silent = render_chat_template(THINKING, **chat, template_variables={"enable_thinking": False})
+    assert silent == thinking + "<think>\n\n</think>\n\n"
 
 
 def test_chat_and_its_rendered_text_have_one_bos():

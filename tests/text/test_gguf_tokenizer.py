@@ -26,6 +26,7 @@ TEXTS = [
     "<|a|>x<|b|>  <|a|>",
     "pre<tool>post <tool>  1",
     "e\u0301 \u00e9",
+    "camelCase HTTPServer don't DON'T ÉTÉ été //\n/x",
 ]
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -33,8 +34,15 @@ SPLIT = (
 )
 
 
-def by_pattern(digits):
-    split = pre_tokenizers.Split(Regex(SPLIT.replace("DIGITS", digits)), "isolated")
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def by_pattern(digits, pattern=SPLIT):
+    split = pre_tokenizers.Split(Regex(pattern.replace("DIGITS", digits)), "isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -47,11 +55,13 @@ ORIGINAL = {
     "llama-bpe": by_pattern(r"\p{N}{1,3}"),
     "llama3": by_pattern(r"\p{N}{1,3}"),
     "qwen2": by_pattern(r"\p{N}"),
+    "deepseek-r1-qwen": by_pattern(r"\p{N}"),
+    "tekken": by_pattern("", TEKKEN),
 }
 
 
 def original_tokenizer(pre) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE(ignore_merges=pre.startswith("llama")))
+    backend = tokenizers.Tokenizer(models.BPE(ignore_merges=pre.startswith("llama") or pre == "tekken"))
     backend.pre_tokenizer = ORIGINAL[pre]
     backend.decoder = decoders.ByteLevel()
     if pre == "qwen2":
@@ -107,6 +117,10 @@ def test_split_rules_differ_where_they_should():
     assert pieces["gpt-2"] == ["a", "Ġ", "Ġ1234"]
     assert pieces["llama3"] == ["a", "Ġ", "Ġ", "123", "4"]
     assert pieces["qwen2"] == ["a", "Ġ", "Ġ", "1", "2", "3", "4"]
+    assert pieces["tekken"] == pieces["deepseek-r1-qwen"] == pieces["qwen2"]
+    for pre, words in (("tekken", ["camel", "Case", "Ġdon", "'t"]), ("qwen2", ["camelCase", "Ġdon", "'t"])):
+        backend = Tokenizer.from_gguf_metadata(metadata_of(original, pre)).backend
+        assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("camelCase don't")] == words
 
 
 def test_llama3_takes_a_word_that_is_a_token_whole():
@@ -128,7 +142,13 @@ def test_control_tokens_are_special_and_user_defined_ones_are_text():
 
 @pytest.mark.parametrize(
     ("pre", "flag", "bos"),
-    [("smollm", None, False), ("smollm", True, True), ("llama3", None, True), ("llama-bpe", False, False)],
+    [
+        ("smollm", None, False),
+        ("smollm", True, True),
+        ("llama3", None, True),
+        ("llama-bpe", False, False),
+        ("tekken", None, True),
+    ],
 )
 def test_bos_follows_the_file_and_else_the_family(pre, flag, bos):
     metadata = metadata_of(original_tokenizer(pre), pre, add_bos_token=flag)
