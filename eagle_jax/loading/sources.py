@@ -146,6 +146,11 @@ def open_source(path: Path) -> TensorSource:
             f"{path} is in Meta's format (consolidated*.pth, interleaved rotary channels), which is not read; convert it to the "
             "Hugging Face format"
         )
+    if (path / "consolidated.safetensors").is_file():
+        raise CheckpointError(
+            f"{path} is in Mistral's own format (consolidated.safetensors, params.json), which is not read; take the model's "
+            "Hugging Face files"
+        )
     present = listed(sorted(f.name for f in path.iterdir())) or "nothing"
     raise CheckpointError(
         f"{path} holds no weights: model.safetensors, pytorch_model.bin, an index of one of them (*.index.json) or one .gguf "

@@ -66,6 +66,15 @@ def test_values_and_slices_of_every_quantisation(tmp_path, kind):
         np.testing.assert_array_equal(source.read("x", slices), expected[slices])
 
 
+@pytest.mark.parametrize("kind", ["IQ1_M", "MXFP4", "NVFP4"])
+def test_values_of_quantisations_whose_scales_are_no_half_floats(tmp_path, kind):
+    _, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    packed = np.random.default_rng(0).integers(0, 256, (3, 4 * size), dtype=np.uint8)
+    path = write_gguf(tmp_path / "x.gguf", {"x": (kind, packed)}, {})
+    expected = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType[kind])
+    np.testing.assert_array_equal(GGUFSource(path).read("x"), expected)  # some are no numbers
+
+
 def test_a_file_of_many_quantisations_is_what_transformers_makes_of_it(tmp_path):
     """As in real files, tensors of one file differ in kind; transformers undoes them, and the order of q and k, its own way."""
     model = hugging_face_llama(

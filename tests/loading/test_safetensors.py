@@ -169,5 +169,9 @@ def test_folders_without_weights_say_what_is_missing(tmp_path):
     (tmp_path / "consolidated.00.pth").write_text("")
     with pytest.raises(CheckpointError, match="Meta's format"):
         open_source(tmp_path)
+    (tmp_path / "consolidated.00.pth").unlink()
+    (tmp_path / "consolidated.safetensors").write_text("")
+    with pytest.raises(CheckpointError, match="Mistral's own format"):
+        open_source(tmp_path)
     with pytest.raises(CheckpointError, match="give the folder"):
         open_source(tmp_path / "notes.txt")

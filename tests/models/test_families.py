@@ -1,13 +1,19 @@
 """The registry of families: what config.json leaves out is what transformers takes it for, and what nothing reads raises."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import transformers
 
+from eagle_jax.loading.gguf_target import _KEYS
 from eagle_jax.models import LlamaConfig
+from eagle_jax.models.config import _RELEVANT
 from eagle_jax.models.families import FAMILIES, find_family, gguf_family
+from eagle_jax.models.rope import ROPE_TYPES
+from eagle_jax.text.gguf_tokenizer import _SPLIT_RULES
 
 SIZES = {
     "vocab_size": 64,
@@ -132,6 +138,19 @@ def test_a_key_of_another_family_can_be_declared_harmless() -> None:
         LlamaConfig.from_dict(config | {"rope_interleaved": False}, ignore_keys=["sliding_window"]).model_type
         == "llama"
     )
+
+
+def test_the_page_about_targets_names_what_is_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "targets.md").read_text(encoding="utf-8")
+    words = [name for f in FAMILIES for name in (f.model_type, f.architecture, f.gguf_architecture)]
+    missing = [
+        w
+        for w in {*words, *_RELEVANT, *ROPE_TYPES, *_KEYS, *_SPLIT_RULES} - {"llama3", "llama-v3"}
+        if f"`{w}`" not in page
+    ]
+    assert not missing
+    kinds = [kind.name for kind in gguf.quants._type_traits]
+    assert not [kind for kind in kinds if kind not in page]
 
 
 def test_the_registry_has_each_name_once() -> None:
