@@ -49,12 +49,11 @@ def sliding_window(
       tail_mask: bool `[B, T, M]`, what each row sees of the tail without a window; None means everything up to its position.
 
     Returns:
-      The first row of the prefix that each row sees, int32 `[B, T]` (negative where it sees all), and its mask over the tail,
-      bool `[B, T, M]`.
+      The first row of the prefix that each row sees, int32 `[B, T]`, and its mask over the tail, bool `[B, T, M]`.
     """
     distance = positions[:, :, None] - tail_positions[:, None]  # [B, T, M]
     seen = distance >= 0 if tail_mask is None else tail_mask
-    return positions - size + 1, seen & (distance < size)
+    return jnp.maximum(positions - size + 1, 0), seen & (distance < size)
 
 
 class Attention(nnx.Module):

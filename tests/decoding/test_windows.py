@@ -18,6 +18,7 @@ from eagle_jax.decoding.loop import Weights, decode
 from eagle_jax.decoding.tree import ancestor_mask
 from eagle_jax.loading import load_target
 from eagle_jax.models import Llama
+from eagle_jax.models.layers import sliding_window
 
 WINDOW, DEPTH, NEW, MAX_LENGTH, VOCABULARY = 3, 4, 40, 72, 6
 BEYOND = DEPTH + 2  # tokens known past the budget, so that the drafts of the last round are right as well
@@ -64,6 +65,14 @@ def generate(model: Any, prompt: list[int], count: int) -> list[int]:
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=count, do_sample=False
         )
     return out[0, len(prompt) :].tolist()
+
+
+def test_a_window_starts_at_a_row_of_the_cache() -> None:
+    """Kernels turn the first row into a block of the cache, so a window that is not full yet starts at row 0, not before it."""
+    positions = jnp.array([[0, 1, 2, 3, 4]])
+    start, mask = sliding_window(3, positions, positions, None)
+    np.testing.assert_array_equal(start, [[0, 0, 0, 1, 2]])
+    np.testing.assert_array_equal(mask[0], np.tril(np.ones((5, 5), bool)) & ~np.tril(np.ones((5, 5), bool), -3))
 
 
 @pytest.mark.parametrize("family", ["Qwen3", pytest.param("Mistral", marks=pytest.mark.slow)])
