@@ -68,7 +68,8 @@ def load_target(
       dtype: "auto" (float32 on CPU, bfloat16 on accelerators), "float32", "bfloat16", "float16", or one of these dtypes.
       revision: branch, tag or commit of a repository.
       download_dir: where repositories are kept, instead of the hub's own cache.
-      ignore_config_keys: unknown keys of config.json (or keys such as "llama.note" of a GGUF file) that are known not to matter.
+      ignore_config_keys: unknown keys of config.json, or settings in its blocks such as "rope_scaling.attn_factor" (or keys
+        such as "llama.note" of a GGUF file), that are known not to matter.
       sharding: where parameters go, one sharding or a function of path and shape; None is the default device.
       progress: True draws a bar, a function is called with (tensor, bytes read, bytes in all).
 

@@ -96,13 +96,15 @@ class LlamaConfig:
         Args:
           config: the parsed config.json.
           generation_config: the parsed generation_config.json; its `eos_token_id` wins over config.json's, as in transformers.
-          ignore_keys: keys of config.json that are known not to matter.
+          ignore_keys: keys of config.json that are known not to matter; "rope_scaling.attn_factor" is one setting in a block.
 
         Raises:
           ValueError: a missing, unknown or unsupported key, or numbers that do not fit together.
         """
+        ignored = set(ignore_keys)
+        config = _without_settings(config, ignored)
         family = find_family(config)
-        _check_keys(config, family, set(ignore_keys))
+        _check_keys(config, family, ignored)
         activation = config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise ValueError(f"hidden_act {activation!r} is not supported; all families here use 'silu'")
@@ -139,6 +141,14 @@ class LlamaConfig:
             eos_token_ids=_eos_ids(config, generation_config or {}),
             checkpoint_dtype=config.get("dtype") or config.get("torch_dtype"),
         )
+
+
+def _without_settings(config: Mapping[str, Any], ignored: set[str]) -> Mapping[str, Any]:
+    """config.json without the settings in blocks that are to be ignored ("rope_scaling.attn_factor")."""
+    for block, _, setting in (key.partition(".") for key in ignored):
+        if setting and isinstance(config.get(block), Mapping):
+            config = {**config, block: {k: v for k, v in config[block].items() if k != setting}}
+    return config
 
 
 def _check_keys(config: Mapping[str, Any], family: Family, ignored: set[str]) -> None:

@@ -153,6 +153,16 @@ def test_the_page_about_targets_names_what_is_read() -> None:
     assert not [kind for kind in kinds if kind not in page]
 
 
+def test_one_setting_of_a_block_can_be_declared_harmless() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B has this one, which transformers ignores and vLLM multiplies onto the attention factor."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    with pytest.raises(ValueError, match=r"unknown settings \['attn_factor'\]"):
+        read("qwen3", rope_scaling=yarn | {"attn_factor": 0.878})
+    config = SIZES | {"model_type": "qwen3", "rope_scaling": yarn | {"attn_factor": 0.878}}
+    ignoring = LlamaConfig.from_dict(config, ignore_keys=["rope_scaling.attn_factor"])
+    assert ignoring == read("qwen3", rope_scaling=yarn)
+
+
 def test_the_registry_has_each_name_once() -> None:
     assert [find_family({"model_type": f.model_type}) for f in FAMILIES] == list(FAMILIES)
     assert [find_family({"architectures": [f.architecture]}) for f in FAMILIES] == list(FAMILIES)
