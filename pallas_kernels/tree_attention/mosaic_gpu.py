@@ -84,7 +84,7 @@ def mosaic_gpu_tree_attention(
     first = jnp.zeros_like(lengths)
     if prefix_start is not None:
         optional["starts"] = pad(jnp.repeat(prefix_start.astype(jnp.int32), group, axis=1), 1, rows_padded)
-        first = jnp.min(prefix_start, axis=1).astype(jnp.int32) // tiles.block
+        first = jnp.maximum(jnp.min(prefix_start, axis=1), 0).astype(jnp.int32) // tiles.block
     blocks = jnp.stack([first, lengths.astype(jnp.int32)], axis=1)  # [B, 2]
 
     stored_rows = rows_padded if tiles.splits == 1 else min(rows_padded, -(-rows // 8) * 8)
