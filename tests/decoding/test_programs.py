@@ -153,6 +153,23 @@ def test_memory_does_not_grow_with_the_context_times_the_tree() -> None:
     assert sizes[4096, 64] > sizes[4096, 16], "the temporaries are those of the tree"
 
 
+def test_temporaries_of_a_round_do_not_grow_with_the_context() -> None:
+    """A whole round, drafting and verifying 60 nodes a slot; the cache is in the state and no part of the temporaries."""
+    target = llama_config(num_hidden_layers=2)
+    tree = TreeConfig(total_tokens=60, depth=2, top_k=7)
+
+    def temporaries(max_length: int) -> tuple[int, int]:
+        plan, *arguments = abstract_round(tree, max_length=max_length, target=target)
+        memory = decode.lower(plan, *arguments).compile().memory_analysis()
+        return memory.temp_size_in_bytes, plan.capacity
+
+    (short, rows), (long, more_rows) = temporaries(1000), temporaries(7000)
+    cells = 2 * 60 * (more_rows - rows)
+    print(f"{(long - short) / cells:.3f} bytes for each node and row of the context; {short} and {long} bytes")
+    # A mask takes a byte for each, scores 4 for each head.
+    assert (long - short) / cells < 0.3
+
+
 def test_the_ancestor_mask_is_derived_from_parents() -> None:
     rng = np.random.default_rng(0)
     parents = np.stack([[-1, *(rng.integers(0, i) for i in range(1, 12))] for _ in range(4)])

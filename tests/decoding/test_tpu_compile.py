@@ -25,10 +25,12 @@ COPIED = {"v5e": 0.25, "v5p": 0.25, "v6e": 0.25, "tpu7x": 1.2}
 
 
 def compile_for(
-    generation: str, shape: str, layers: int, slots: int, *trees: str, timeout: int
-) -> list[dict[str, Any]]:
+    generations: str, shape: str, layers: int, slots: int, *trees: str, timeout: int, max_length: int = 2000
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """Figures of compiled rounds by generation and tree; all generations in one process, which traces once."""
+    numbers = map(str, (layers, slots, max_length))
     done = subprocess.run(
-        [sys.executable, "-m", "support.compile_for_tpu", generation, shape, str(layers), str(slots), *trees],
+        [sys.executable, "-m", "support.compile_for_tpu", generations, shape, *numbers, *trees],
         cwd=TESTS,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
         capture_output=True,
@@ -36,38 +38,60 @@ def compile_for(
         timeout=timeout,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [r["tree"] for r in results] == list(trees)
-    for result in results:
-        print(result)
-        assert result["kind"].startswith(KINDS[generation])
-        # Weights and state come in as arguments, nothing is baked into the program, and both caches are updated in place.
-        assert result["arguments"] >= result["weights"] + result["cache"]
-        assert result["aliased"] >= result["cache"]
-        assert result["arguments"] + result["temporaries"] < MEMORY[generation]
-        # Every attention is the kernel: of each layer in the verification, and of the head in its extend and draft steps.
-        assert result["kernels"] >= layers + 2
-        assert result["temporaries"] < COPIED[generation] * result["weights"]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    results = {(line["generation"], line["tree"]): line | {"layers": layers} for line in lines}
+    assert set(results) == {(generation, tree) for generation in generations.split(",") for tree in trees}
     return results
 
 
+def check(result: dict[str, Any]) -> None:
+    print(result)
+    generation = result["generation"]
+    assert result["kind"].startswith(KINDS[generation])
+    # Weights and state come in as arguments, nothing is baked into the program, and both caches are updated in place.
+    assert result["arguments"] >= result["weights"] + result["cache"]
+    assert result["aliased"] >= result["cache"]
+    assert result["arguments"] + result["temporaries"] < MEMORY[generation]
+    assert result["temporaries"] < COPIED[generation] * result["weights"]
+    # Every attention is the kernel: of each layer in the verification, and of the head in its extend and draft steps.
+    assert result["kernels"] >= result["layers"] + 2
+
+
+@pytest.fixture(scope="module")
+def rounds_of_a_tree() -> dict[tuple[str, str], dict[str, Any]]:
+    return compile_for(",".join(KINDS), "1B", 4, 2, "tree", timeout=1800)
+
+
 @pytest.mark.parametrize("generation", KINDS)
-def test_rounds_of_a_dynamic_tree(generation: str) -> None:
-    compile_for(generation, "1B", 4, 2, "tree", timeout=900)
+def test_rounds_of_a_dynamic_tree(rounds_of_a_tree: dict[tuple[str, str], dict[str, Any]], generation: str) -> None:
+    check(rounds_of_a_tree[generation, "tree"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("generation", KINDS)
-def test_rounds_of_a_chain(generation: str) -> None:
-    compile_for(generation, "1B", 4, 2, "chain", timeout=900)
+def test_rounds_of_a_chain() -> None:
+    for result in compile_for(",".join(KINDS), "1B", 4, 2, "chain", timeout=1800).values():
+        check(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", ["v5e", "tpu7x"])
+def test_temporaries_do_not_grow_with_the_context(generation: str) -> None:
+    """Neither masks nor scores nor copies: 60 nodes by 30,000 rows more would be megabytes of any of them."""
+    short, long = (
+        compile_for(generation, "1B", 4, 2, "tree", timeout=1800, max_length=length)[generation, "tree"]
+        for length in (2000, 32000)
+    )
+    assert long["cache"] > 12 * short["cache"]
+    assert long["temporaries"] < short["temporaries"] + 1e6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", ["v5p", "v6e", "tpu7x"])
 def test_full_depth_of_an_8b_model(generation: str) -> None:
-    compile_for(generation, "8B", 32, 8, "tree", timeout=3600)
+    check(compile_for(generation, "8B", 32, 8, "tree", timeout=3600)[generation, "tree"])
 
 
 @pytest.mark.slow
 def test_full_depth_of_a_1b_model_on_the_smallest_device() -> None:
-    compile_for("v5e", "1B", 16, 8, "chain", "tree", timeout=3600)
+    for result in compile_for("v5e", "1B", 16, 8, "chain", "tree", timeout=3600).values():
+        check(result)

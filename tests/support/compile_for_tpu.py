@@ -1,4 +1,6 @@
-"""Compiles whole rounds for a TPU that is not there: `python -m support.compile_for_tpu v5e 4 chain tree`.
+"""Compiles whole rounds for TPUs that are not there: `python -m support.compile_for_tpu v5e,v5p 1B 4 2 2000 chain tree`.
+
+The arguments: generations, width of the model, layers, slots, longest sequence, trees.
 
 Runs in a process of its own, because libtpu reads its environment when it is loaded. Prints one line of JSON a round.
 """
@@ -44,7 +46,9 @@ WIDTHS = {
 }
 
 
-def compile_round(device: jax.Device, shape: str, layers: int, tree: TreeConfig, slots: int) -> dict[str, float]:
+def compile_round(
+    device: jax.Device, shape: str, layers: int, tree: TreeConfig, slots: int, max_length: int
+) -> dict[str, float]:
     """Compiles rounds of a model in bfloat16 with abstract weights; sizes in bytes, seconds."""
     width = WIDTHS[shape]
     vocabulary, reduced = (128256, 32000) if layers > 4 else (8192, 4096)
@@ -55,7 +59,9 @@ def compile_round(device: jax.Device, shape: str, layers: int, tree: TreeConfig,
     )  # fmt: skip
     target_def, target_state = abstract_state(Llama, target, jnp.bfloat16)
     head_def, head_state = abstract_state(Eagle3Head, head, jnp.bfloat16)
-    plan = Plan(target_def=target_def, head_def=head_def, tree=tree, slots=slots, max_length=2000, prefill_chunk=256)
+    plan = Plan(
+        target_def=target_def, head_def=head_def, tree=tree, slots=slots, max_length=max_length, prefill_chunk=256
+    )
     sharding = SingleDeviceSharding(device)
     weights = Weights(target_state, head_state)
     state = jax.eval_shape(init_state, plan, weights)
@@ -80,14 +86,14 @@ def compile_round(device: jax.Device, shape: str, layers: int, tree: TreeConfig,
 
 
 def main() -> None:
-    generation, shape, layers, slots, *trees = sys.argv[1:]
-    device = topologies.get_topology_desc(TOPOLOGIES[generation], "tpu").devices[0]
-    for tree in trees:
-        result = compile_round(device, shape, int(layers), TREES[tree], int(slots))
-        print(
-            json.dumps({"generation": generation, "kind": device.device_kind, "shape": shape, "tree": tree, **result})
-        )
-        sys.stdout.flush()
+    generations, shape, layers, slots, max_length, *trees = sys.argv[1:]
+    # Tracing is the same for all of them, and done once.
+    for generation in generations.split(","):
+        device = topologies.get_topology_desc(TOPOLOGIES[generation], "tpu").devices[0]
+        for tree in trees:
+            result = compile_round(device, shape, int(layers), TREES[tree], int(slots), int(max_length))
+            line = {"generation": generation, "kind": device.device_kind, "shape": shape, "tree": tree, **result}
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
