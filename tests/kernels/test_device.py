@@ -1,5 +1,6 @@
 """The backends of the device that is there, in sizes of real models: `pytest tests/kernels -k gpu` on a machine with a GPU."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -28,17 +29,34 @@ def run(case: Case, arrays: dict[str, Any], device: jax.Device, implementation: 
     return call(jax.device_put(arrays, device))
 
 
-@pytest.mark.parametrize("case", [*large_cases(), *extreme_cases()], ids=str)
-def test_gpu_against_float64(case: Case) -> None:
-    """Whatever is chosen; on a Hopper GPU the kernel, wherever it does not refuse."""
+LARGE = [*large_cases(), *extreme_cases()]
+
+
+@pytest.mark.parametrize("index", range(len(LARGE)), ids=[str(case) for case in LARGE])
+def test_gpu_against_float64(index: int) -> None:
+    """Whatever is chosen; on a Hopper GPU the kernel, wherever it need not refuse."""
+    case, device = LARGE[index], gpu()
+    kind, poison = KINDS[index % 3]
+    arrays = make_arrays(case, lengths_of(case, kind, edge=64), seed=index, poison=poison)
+    choice = chosen_backend(device, **arrays, **case.options)
+    print(choice)
+    assert_true(case, arrays, run(case, arrays, device))
+    if device.compute_capability == "9.0":
+        assert choice.name == ("mosaic_gpu" if case.dtype == "bfloat16" else "xla_blocked"), choice.refusals
+
+
+@pytest.mark.parametrize("queries", [1, 15, 16, 17, 31, 32, 33])
+def test_gpu_lengths_around_the_edges_of_blocks(queries: int) -> None:
     device = gpu()
-    for seed, (kind, poison) in enumerate(KINDS):
-        arrays = make_arrays(case, lengths_of(case, kind, edge=64), seed=seed, poison=poison)
-        choice = chosen_backend(device, **arrays, **case.options)
-        print(choice)
+    lengths = [0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511, 512]
+    case = Case(
+        dtype="bfloat16", batch=16, queries=queries, heads=(32, 8), head_dim=128, capacity=512, tail="tree",
+        windowed=False, soft_cap=None,
+    )  # fmt: skip
+    for windowed, poison in ((False, np.nan), (True, 1e30)):
+        case = dataclasses.replace(case, windowed=windowed)
+        arrays = make_arrays(case, lengths, poison=poison)
         assert_true(case, arrays, run(case, arrays, device))
-    if device.compute_capability == "9.0" and case.dtype == "bfloat16" and case.head_dim % 64 == 0:
-        assert choice.name == "mosaic_gpu", choice.refusals
 
 
 @pytest.mark.parametrize("implementation", ["xla", "xla_blocked"])

@@ -1,7 +1,7 @@
 """Compiles the TPU kernel of tree attention for TPUs that are not there: `python -m support.compile_kernels_for_tpu usual v5e`.
 
-The arguments are generations, each behind its list: "usual", "two", "long", "shards" (four devices) or "too_little_vmem". A
-process of its own, as in `compile_for_tpu`. Prints one line of JSON a kernel.
+The arguments are generations, each behind its list: "usual", "two", "long", "largest", "shards" (four devices) or
+"too_little_vmem". A process of its own, as in `compile_for_tpu`. Prints one line of JSON a kernel.
 """
 
 import dataclasses
@@ -53,10 +53,12 @@ def long() -> list[Case]:
     windows = itertools.cycle([False, True])
     caps = itertools.cycle([None, None, 30.0])
     settings = itertools.product(("bfloat16", "float32"), (64, 80, 96, 128, 192, 256), (1, 8, 60, 256, 512), (1, 8, 64))
-    return [
+    usual = [
         case(*setting, heads=next(heads), tail=next(tails), windowed=next(windows), soft_cap=next(caps), capacity=1280)
         for setting in settings
     ]
+    # The longest list of blocks: it stands in SMEM.
+    return [case("bfloat16", 128, 8, 64, heads=(8, 1), capacity=131072), *usual]
 
 
 def shapes(case: Case, place: Any) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def results(what: str, generation: str) -> Iterator[dict[str, Any]]:
     elif what == "too_little_vmem":
         yield with_too_little_vmem(USUAL[0], devices[0])
     else:
-        for entry in {"usual": USUAL, "two": USUAL[::3], "long": long()}[what]:
+        for entry in {"usual": USUAL, "two": USUAL[::3], "long": long(), "largest": long()[:1]}[what]:
             yield compile_case(entry, devices[0])
 
 
