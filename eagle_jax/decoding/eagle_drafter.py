@@ -11,7 +11,7 @@ from eagle_jax.decoding.rules import Drafts
 from eagle_jax.decoding.state import DecodeState, DraftState
 from eagle_jax.decoding.static_tree import grow_static_tree
 from eagle_jax.decoding.tree import DraftTree, StaticTree, TreeConfig
-from eagle_jax.models.cache import KVCache, KVRows
+from eagle_jax.models.cache import KVCache, KVRows, ordered_after
 from eagle_jax.models.draft_layer import DraftContext
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
@@ -189,7 +189,8 @@ class EagleDrafter:
         out, rows = self.head(self.embed(tokens), self.head.fuse(draft.features), context)
         final = jnp.maximum(state.lengths - draft.lengths - 1, 0)
         last = jnp.take_along_axis(out, final[:, None, None], axis=1)
-        cache = draft.cache.write(rows, draft.lengths)
+        start = ordered_after(draft.lengths, (last[:, 0, 0] > 0).astype(jnp.int32))
+        cache = draft.cache.write(rows, start)
         return DraftState(cache=cache, lengths=state.lengths, features=draft.features), last
 
     def step(
