@@ -77,7 +77,9 @@ def compile_round(
     return {
         "seconds": time.perf_counter() - start,
         "arguments": memory.argument_size_in_bytes,
-        "kernels": compiled.as_text().count('custom_call_target="tpu_custom_call"'),
+        # Of the program before compilation, where equal layers share a function; libtpu cannot print every compiled one.
+        "kernels": lowered.as_text().count("@tpu_custom_call"),
+        "fallbacks": lowered.as_text().count("func.func private @xla_blocked_tree_attention"),
         "aliased": memory.alias_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "cache": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.target_cache, state.draft.cache))),
