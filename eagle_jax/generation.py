@@ -2,7 +2,7 @@
 
 How many programs are compiled: three (make a state, prefill a chunk, decode rounds) for each distinct combination of
 
-- draft head, tree and prefill chunk;
+- draft head, tree, prefill chunk and `shape_invariant`;
 - class of the call, the least that covers its requests: greedy; sampling (with `rejection_sample_method` and the like);
   sampling with penalties, biases, bans or log-probabilities (with `logprobs_mode`);
 - slots: the number of prompts in a call rounded up to a power of two, at most `max_num_seqs`;
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.decoding.rules import SEEDED, make_rule
+from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.front.prompts import Prompt
 from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, LOGPROBS_MODES, ROUNDS_PER_DISPATCH, Runner
 from eagle_jax.loading import Draft, Target
@@ -48,6 +49,9 @@ def generate(
     min_tokens: int = 0,
     logprobs: int | None = None,
     logprobs_mode: str = LOGPROBS_MODES[0],
+    shape_invariant: bool = False,
+    draft: Draft | None = None,
+    num_speculative_tokens: int | None = None,
     stop: str | Sequence[str] | None = None,
     stop_token_ids: Sequence[int] | None = None,
     ignore_eos: bool = False,
@@ -87,6 +91,10 @@ def generate(
       logprobs: see there.
       logprobs_mode: "raw_logprobs" reports the model's own log-probabilities, "processed_logprobs" those of the distribution that
         is sampled.
+      shape_invariant: run the rounds of `speculative_generate(..., shape_invariant=True)` with `draft` and
+        `num_speculative_tokens`, but accept no draft: plain decoding whose outputs are, also in bfloat16, exactly the same.
+      draft: only with `shape_invariant`.
+      num_speculative_tokens: only with `shape_invariant`.
       stop: strings that end an output; the one completed first counts.
       stop_token_ids: ids that end an output, besides the model's end-of-sequence ids.
       ignore_eos: go on behind end-of-sequence ids; `stop_token_ids` still count.
@@ -124,14 +132,23 @@ def generate(
         include_stop_str_in_output=include_stop_str_in_output,
         skip_special_tokens=skip_special_tokens,
     )
+    if not shape_invariant and (draft is not None or num_speculative_tokens is not None):
+        raise ValueError("draft and num_speculative_tokens are for speculative_generate, or for shape_invariant=True")
+    if shape_invariant and (draft is None or num_speculative_tokens is None):
+        raise ValueError(
+            "shape_invariant=True needs draft and num_speculative_tokens, those of the outputs to compare with"
+        )
     runner = Runner(
         target,
+        draft,
+        None if num_speculative_tokens is None else TreeConfig.chain(num_speculative_tokens),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         prefill_chunk=prefill_chunk,
         logprobs_mode=logprobs_mode,
+        shape_invariant=shape_invariant,
     )
-    return _collect(runner, prompts, params, seed, chat, progress)
+    return _collect(runner, prompts, params, seed, chat, progress, speculate=not shape_invariant)
 
 
 def speculative_generate(
@@ -159,6 +176,7 @@ def speculative_generate(
     min_tokens: int = 0,
     logprobs: int | None = None,
     logprobs_mode: str = LOGPROBS_MODES[0],
+    shape_invariant: bool = False,
     stop: str | Sequence[str] | None = None,
     stop_token_ids: Sequence[int] | None = None,
     ignore_eos: bool = False,
@@ -187,6 +205,9 @@ def speculative_generate(
       draft_sample_method: "greedy" or "probabilistic"; see there.
       synthetic_acceptance_rates: see `eagle_jax.decoding.rules.make_rule`, as for the next.
       synthetic_acceptance_length: see there.
+      shape_invariant: sum in an order that does not depend on what was accepted before, so that the outputs are those of
+        `generate(..., shape_invariant=True)` bit for bit, also in bfloat16, on the same kind of device, with the same version of
+        JAX and the same number of slots. Chains only, and somewhat slower.
 
     Raises:
       ValueError: as `generate`; methods that do not go together or not with the tree; both of `num_speculative_tokens` and
@@ -229,6 +250,7 @@ def speculative_generate(
         prefill_chunk=prefill_chunk,
         rule=rule,
         logprobs_mode=logprobs_mode,
+        shape_invariant=shape_invariant,
     )
     return _collect(runner, prompts, params, seed, chat, progress)
 
@@ -322,9 +344,10 @@ def _collect(
     seed: int | Sequence[int] | None,
     chat: bool,
     progress: bool,
+    speculate: bool = True,
 ) -> GenerationResult:
     read = runner.read(prompts, chat=chat)
-    results, timing = runner.run(read, _with_seeds(params, seed, read), progress=progress)
+    results, timing = runner.run(read, _with_seeds(params, seed, read), progress=progress, speculate=speculate)
     return GenerationResult(
         token_ids=[result.token_ids for result in results],
         texts=[result.text for result in results],

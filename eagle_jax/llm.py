@@ -28,7 +28,7 @@ class LLM:
     Keywords of vLLM's `LLM` and what becomes of them:
 
     - *work*: model, tokenizer, skip_tokenizer_init, dtype, revision, download_dir, max_model_len, max_num_seqs, seed,
-      logprobs_mode, speculative_config, use_tqdm_on_load, as described below;
+      logprobs_mode, shape_invariant, speculative_config, use_tqdm_on_load, as described below;
     - *have no meaning*, change no result, and are accepted with one warning that names them: async_scheduling, block_size,
       compilation_config, cuda_graph_sizes, disable_async_output_proc, disable_cascade_attn, disable_custom_all_reduce,
       disable_log_stats, distributed_executor_backend, enable_chunked_prefill, enable_prefix_caching, enforce_eager,
@@ -59,6 +59,8 @@ class LLM:
       seed: makes the seeds of requests that give none a reproducible sequence; None takes fresh ones. Outputs report them.
       logprobs_mode: whose log-probabilities are reported: "raw_logprobs", the model's own, or "processed_logprobs", those of the
         distribution that is sampled.
+      shape_invariant: outputs do not depend, not by a bit, on whether drafts are accepted: those of `generate` are the same
+        with and without `speculate`, also in bfloat16. See `eagle_jax.speculative_generate`; chains only.
       speculative_config: the draft head and its trees; see `SpeculativeConfig.from_dict`. A `model` that is a draft head in the
         speculators format needs none: it names its target, which is loaded as the model, and how many tokens to draft.
       prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
@@ -86,6 +88,7 @@ class LLM:
         max_num_seqs: int | None = None,
         seed: int | None = None,
         logprobs_mode: str = LOGPROBS_MODES[0],
+        shape_invariant: bool = False,
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         prefill_chunk: int | None = None,
         ignore_config_keys: Sequence[str] = (),
@@ -138,6 +141,7 @@ class LLM:
             rule=SEEDED if speculation is None else speculation.rule,
             logprobs_mode=logprobs_mode,
             seed=seed,
+            shape_invariant=shape_invariant,
         )
         if max_model_len is not None or max_num_seqs is not None:
             self._runner.check_memory(sequences=max_num_seqs or 1, max_model_len=max_model_len)
@@ -168,6 +172,7 @@ class LLM:
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        speculate: bool = True,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continues prompts; results in the order of the prompts.
@@ -176,12 +181,13 @@ class LLM:
           prompts: a prompt or a list of prompts: texts, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`. A list of ids
             is one prompt. A list of chat messages goes through the chat template, as in `chat`.
           sampling_params: for all prompts, or one for each; None takes `SamplingParams()`.
+          speculate: False accepts no draft, so decodes plainly; only with `shape_invariant=True`.
           use_tqdm: draw progress bars if standard error is a terminal.
 
         Raises:
           ValueError, TypeError, InsufficientMemoryError: as `eagle_jax.generate`, before anything is run.
         """
-        return self._generate(self._runner.read(prompts), sampling_params, use_tqdm)
+        return self._generate(self._runner.read(prompts), sampling_params, use_tqdm, speculate)
 
     def chat(
         self,
@@ -271,10 +277,14 @@ class LLM:
         return self._runner.compile(prompts=num_prompts, tokens=num_tokens, params=sampling_params, progress=True)
 
     def _generate(
-        self, prompts: list[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        speculate: bool = True,
     ) -> list[RequestOutput]:
         params = _params_of_each(sampling_params, len(prompts))
-        results, _ = self._runner.run(prompts, params, progress=use_tqdm)
+        results, _ = self._runner.run(prompts, params, progress=use_tqdm, speculate=speculate)
         for result in results:
             self._count(result)
         return [self._output(result) for result in results]

@@ -21,6 +21,10 @@ class Acceptance:
     tokens: jax.Array
     """Tokens to emit: the accepted drafts, then the bonus token; int32 `[B, D + 1]`, of which `counts + 1` are valid."""
 
+    def limited(self, limits: jax.Array) -> "Acceptance":
+        """Accepts at most `limits` int32 `[B]` drafts; the next accepted one, if there is one, is then the bonus token."""
+        return dataclasses.replace(self, counts=jnp.minimum(self.counts, limits))
+
     @staticmethod
     def up_to(leaf: jax.Array, bonus: jax.Array, tree: DraftTree, ancestors: jax.Array, max_depth: int) -> "Acceptance":
         """Accepts the path that ends at node `leaf` int32 `[B]`, followed by the token `bonus` int32 `[B]`."""

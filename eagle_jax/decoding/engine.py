@@ -43,6 +43,8 @@ class Request:
     """How tokens are chosen; what it says about ends and text is not read here."""
     seed: int = 0
     """In place of the one in `sampling`, which may be None."""
+    accept_limit: int | None = None
+    """Most drafts that a round accepts, in a shape-invariant engine; 0 decodes plainly, None is no limit."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,7 @@ class Engine:
       features: what requests can ask for.
       rule: how drafts are made and accepted in slots that sample.
       processed_logprobs: whether log-probabilities are those of the processed distribution.
+      shape_invariant: see `Plan.shape_invariant`.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Engine:
         features: Features = Features.GREEDY,
         rule: Rule = SEEDED,
         processed_logprobs: bool = False,
+        shape_invariant: bool = False,
     ):
         if (head is None) != (tree is None):
             raise ValueError("head and tree go together: give both to speculate, neither to decode plainly")
@@ -143,6 +147,10 @@ class Engine:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if head is not None and tree is not None and tree.top_k > head.config.draft_vocab_size:
             raise ValueError(f"tree top_k {tree.top_k} exceeds the head's vocabulary of {head.config.draft_vocab_size}")
+        if shape_invariant and (tree is None or tree.total_tokens != tree.max_depth + 1):
+            raise ValueError(f"shape_invariant works on chains, but tree is {tree}")
+        if shape_invariant and not rule.exact_match:
+            raise ValueError(f"shape_invariant works with exact matches, but rejection_sample_method is {rule.name!r}")
         target_def, target_state = nnx.split(target)
         head_def, head_state = (None, None) if head is None else nnx.split(head)
         self.plan = Plan(
@@ -157,6 +165,7 @@ class Engine:
             # What makes no difference must not make another program.
             rule=SEEDED if features is Features.GREEDY or tree is None else rule,
             processed_logprobs=processed_logprobs and features is Features.FULL,
+            shape_invariant=shape_invariant,
         )
         self._vocab_size = target.config.vocab_size
         self._weights = Weights(target_state, head_state)
@@ -258,6 +267,10 @@ class Engine:
         if len(request.stop_ids) > self.plan.max_stop_ids:
             raise ValueError(
                 f"prompt {index} has {len(request.stop_ids)} stop ids; at most {self.plan.max_stop_ids} are possible"
+            )
+        if request.accept_limit is not None and (not self.plan.shape_invariant or request.accept_limit < 0):
+            raise ValueError(
+                f"accept_limit of prompt {index} must be at least 0, and the engine shape-invariant, got {request.accept_limit}"
             )
         if request.sampling.features > self.plan.features:
             raise ValueError(
@@ -394,7 +407,14 @@ class Engine:
             limit=np.int32(min(length + request.max_new_tokens, self.plan.max_length)),
             stop_ids=stops,
             sampling=settings,
+            accept_limit=self._accept_limit(request),
         )
+
+    def _accept_limit(self, request: Request) -> np.int32 | None:
+        if not self.plan.shape_invariant:
+            return None
+        assert self.plan.tree is not None
+        return np.int32(self.plan.tree.max_depth if request.accept_limit is None else request.accept_limit)
 
 
 @dataclasses.dataclass

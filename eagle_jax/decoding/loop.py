@@ -55,6 +55,8 @@ class Plan:
     """How drafts are made and accepted in slots that sample; means nothing in greedy rounds."""
     processed_logprobs: bool = False
     """Whether log-probabilities are those of the processed distribution."""
+    shape_invariant: bool = False
+    """Whether a token's logits have the same bits however many drafts were accepted before it (chains only)."""
 
     @property
     def capacity(self) -> int:
@@ -93,6 +95,7 @@ def init_state(plan: Plan, weights: Weights) -> DecodeState:
         rounds=zeros,
         accepted_lengths=jnp.zeros((slots, capacity), jnp.int32),
         accepted_at_depth=jnp.zeros((slots, drafter.max_depth), jnp.int32),
+        accept_limits=zeros if plan.shape_invariant else None,
         sampling=SamplingState.empty(slots, capacity, target.config.vocab_size, plan.features, plan.processed_logprobs),
     )
 
@@ -105,13 +108,27 @@ def prefill(plan: Plan, weights: Weights, state: DecodeState, chunk: PromptChunk
 
 
 def decode_round(target: Llama, drafter: Drafter, state: DecodeState, rule: Rule = SEEDED) -> DecodeState:
-    """One round for every running slot: draft, verify, accept, commit."""
+    """One round for every running slot: draft, verify, accept, commit.
+
+    In shape-invariant programs attention sums in an order that belongs to positions, and a slot can be kept from accepting: with
+    a limit of 0 the program decodes plainly.
+    """
     with jax.named_scope("draft"):
         tree, draft = drafter.propose(state)
     with jax.named_scope("verify"):
-        output = verify(target, state, tree, drafter.max_depth, drafter.capture_layers, draws=rule.exact_match)
+        output = verify(
+            target,
+            state,
+            tree,
+            drafter.max_depth,
+            drafter.capture_layers,
+            draws=rule.exact_match,
+            attention=None if state.accept_limits is None else "xla_positioned",
+        )
     with jax.named_scope("accept"):
         acceptance = accept_by(rule, tree, output, state, drafter.max_depth)
+        if state.accept_limits is not None:
+            acceptance = acceptance.limited(state.accept_limits)
     with jax.named_scope("commit"):
         return commit(state, draft, output, acceptance)
 

@@ -37,6 +37,8 @@ class PromptChunk:
     """See `DecodeState.stop_ids`, int32 `[E]`."""
     sampling: SlotSettings | None
     """How the request's tokens are chosen; None in greedy programs."""
+    accept_limit: Any
+    """See `DecodeState.accept_limits`, int32 scalar, or None."""
 
 
 def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: PromptChunk) -> DecodeState:
@@ -75,6 +77,7 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
         accepted_lengths=state.accepted_lengths.at[slot].set(0),
         accepted_at_depth=state.accepted_at_depth.at[slot].set(0),
         sampling=sampling,
+        accept_limits=None if state.accept_limits is None else state.accept_limits.at[slot].set(chunk.accept_limit),
     )
     # The first token leaves through the same gate as every other: it may be a stop id, or all there is room for.
     here = jnp.arange(state.lengths.shape[0]) == slot

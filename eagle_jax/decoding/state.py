@@ -54,6 +54,8 @@ class DecodeState:
     """Rounds that accepted a draft at depth d + 1, before cutting, int32 `[B, D]` (vLLM's per-position counter)."""
     sampling: SamplingState | None
     """How tokens are chosen; None in greedy programs."""
+    accept_limits: jax.Array | None
+    """Most drafts that a round of each slot accepts, int32 `[B]`; None in programs that are not shape-invariant."""
 
     @property
     def running(self) -> jax.Array:

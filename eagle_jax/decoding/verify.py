@@ -10,6 +10,7 @@ from eagle_jax.decoding.tree import DraftTree, ancestor_mask
 from eagle_jax.models.cache import KVRows
 from eagle_jax.models.llama import Llama
 from eagle_jax.sampling.processing import choose, choose_possible, draw
+from pallas_kernels.tree_attention import Implementation
 
 
 @jax.tree_util.register_dataclass
@@ -39,11 +40,12 @@ def verify(
     capture_layers: tuple[int, ...],
     *,
     draws: bool = True,
+    attention: Implementation | None = None,
 ) -> TargetOutput:
     """Runs the N nodes behind each slot's committed rows; node n sits at position `lengths + depths[n]`.
 
     `draws` says whether slots that sample draw a token after every node, by the noise of its position; otherwise their `choices`
-    are not read, because the rule of acceptance works on the processed logits.
+    are not read, because the rule of acceptance works on the processed logits. `attention` forces a backend.
     """
     ancestors = ancestor_mask(tree.parents, max_depth)
     out = target(
@@ -54,6 +56,7 @@ def verify(
         tail_mask=ancestors,
         capture_layers=capture_layers,
         prompt_lengths=state.prompt_lengths,
+        attention=attention,
     )
     with jax.named_scope("lm_head"):
         logits = target.logits(out.hidden)

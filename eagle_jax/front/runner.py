@@ -48,6 +48,7 @@ class Runner:
       logprobs_mode: whose log-probabilities are reported, "raw_logprobs" (the model's own) or "processed_logprobs" (those of the
         distribution that is sampled).
       seed: makes the seeds of requests that give none reproducible.
+      shape_invariant: whether outputs are those of plain decoding bit for bit, also in bfloat16; see `speculative_generate`.
 
     Raises:
       TypeError: a target or draft that was not loaded.
@@ -66,6 +67,7 @@ class Runner:
         rule: Rule = SEEDED,
         logprobs_mode: str = LOGPROBS_MODES[0],
         seed: int | None = None,
+        shape_invariant: bool = False,
     ):
         if not isinstance(target, Target):
             raise TypeError(f"target must be what load_target returns, got {target!r}")
@@ -80,6 +82,16 @@ class Runner:
         self.target, self.draft, self.tree, self.rule = target, draft, tree, rule
         self._processed_logprobs = logprobs_mode == "processed_logprobs"
         self._seeds = SeedSource(seed)
+        self.shape_invariant = shape_invariant
+        if shape_invariant:
+            if tree is None:
+                raise ValueError("shape_invariant needs a draft, whose rounds plain decoding then runs too")
+            if tree.total_tokens != tree.max_depth + 1:
+                raise ValueError(f"shape_invariant works on chains, but tree is {tree}; give num_speculative_tokens")
+            if not rule.exact_match:
+                raise ValueError(
+                    f"shape_invariant works with rejection_sample_method 'seeded', but it is {rule.rejection_sample_method!r}"
+                )
         self.tokenizer = target.tokenizer
         self.max_model_len = resolve_max_model_len(max_model_len, target.config)
         self.max_num_seqs = max_num_seqs
@@ -98,15 +110,19 @@ class Runner:
         return PromptReader(tokenizer=self.tokenizer, vocab_size=vocab_size, chat=chat, **chat_options).read(prompts)
 
     def run(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: bool
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: bool, speculate: bool = True
     ) -> tuple[list[RowResult], Timing]:
         """Continues prompts to their ends; results in the order of the prompts.
+
+        Without `speculate`, which takes a shape-invariant runner, the same program accepts no draft.
 
         Raises:
           ValueError: a prompt that leaves no room for output, or parameters that the model cannot honour, before anything runs.
           InsufficientMemoryError: the caches do not fit.
         """
-        job = self._prepare(prompts, params, streaming=False)
+        if not speculate and not self.shape_invariant:
+            raise ValueError("speculate=False needs shape_invariant=True, whose program can decode plainly")
+        job = self._prepare(prompts, params, streaming=False, speculate=speculate)
         rounds = ROUNDS_PER_DISPATCH if any(p.stop_strings for p in params) else None
         with progress_bar("Generating", len(prompts), enabled=progress) as advance:
             for delta in self._serve(job, rounds, progress):
@@ -157,12 +173,15 @@ class Runner:
         shape = _Shape(slots=sequences, max_length=length, max_stop_ids=8, features=Features.GREEDY)
         check_memory(self._footprint(shape), length, self._weight_bytes(), self._device)
 
-    def _prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, streaming: bool) -> "_Job":
+    def _prepare(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, streaming: bool, speculate: bool = True
+    ) -> "_Job":
         requests, rows = [], []
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             if param.seed is None and not param.greedy:
                 param = dataclasses.replace(param, seed=self._seeds.draw())
-            requests.append(self._request(index, prompt, param))
+            request = self._request(index, prompt, param)
+            requests.append(request if speculate else dataclasses.replace(request, accept_limit=0))
             rows.append(
                 OutputRow(
                     index,
@@ -274,10 +293,11 @@ class Runner:
                 features=shape.features,
                 rule=self.rule,
                 processed_logprobs=self._processed_logprobs,
+                shape_invariant=self.shape_invariant,
             )
 
         sampling = (self.rule, self._processed_logprobs) if shape.features > Features.GREEDY else None
-        return self._pool.engine((shape, self.tree, self.prefill_chunk, sampling, arrays), make)
+        return self._pool.engine((shape, self.tree, self.prefill_chunk, sampling, self.shape_invariant, arrays), make)
 
     def _weights(self) -> list[jax.Array]:
         modules = [self.target.model] if self.draft is None else [self.target.model, self.draft.head]

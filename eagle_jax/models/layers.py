@@ -6,7 +6,7 @@ from flax import nnx
 
 from eagle_jax.models.matmul import matmul
 from eagle_jax.models.rope import rotate
-from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.tree_attention import Implementation, tree_attention
 
 
 class Linear(nnx.Module):
@@ -91,6 +91,7 @@ class Attention(nnx.Module):
         tail_offset: jax.Array | int = 0,
         tail_mask: jax.Array | None = None,
         prefix_start: jax.Array | None = None,
+        implementation: Implementation | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Attends from T new rows of every slot to its committed rows and to the tail.
 
@@ -104,6 +105,7 @@ class Attention(nnx.Module):
           tail_offset: first of the T rows in `tail`, an int32 scalar.
           tail_mask: bool `[B, T, M]`, the tail rows that each new row sees; None means causal, without `tail`.
           prefix_start: first committed row that each new row sees, int32 `[B, T]`; None means 0.
+          implementation: forces a backend of tree attention.
 
         Returns:
           `[B, T, out]`, and keys and values of the tail with the new rows in it.
@@ -120,7 +122,15 @@ class Attention(nnx.Module):
             keys = jax.lax.dynamic_update_slice_in_dim(tail[0], keys, tail_offset, axis=2)
             values = jax.lax.dynamic_update_slice_in_dim(tail[1], values, tail_offset, axis=2)
         mixed = tree_attention(
-            queries, *cache, lengths, keys, values, tail_mask, scale=self.head_dim**-0.5, prefix_start=prefix_start
+            queries,
+            *cache,
+            lengths,
+            keys,
+            values,
+            tail_mask,
+            scale=self.head_dim**-0.5,
+            prefix_start=prefix_start,
+            implementation=implementation,
         )
         return self.out(mixed.reshape(batch, length, -1)), (keys, values)
 

@@ -10,6 +10,7 @@ from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.config import LlamaConfig
 from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, sliding_window
 from eagle_jax.models.matmul import matmul
+from pallas_kernels.tree_attention import Implementation
 
 
 @jax.tree_util.register_dataclass
@@ -88,6 +89,7 @@ class Llama(nnx.Module):
         tail_mask: jax.Array | None = None,
         capture_layers: tuple[int, ...] = (),
         prompt_lengths: jax.Array | None = None,
+        attention: Implementation | None = None,
     ) -> ForwardOutput:
         """Runs T new tokens of every slot behind its committed rows. The cache is read, not written.
 
@@ -100,6 +102,7 @@ class Llama(nnx.Module):
           capture_layers: which hidden states become features: k is the input of layer k, `num_hidden_layers` the output after
             the final norm, so k is the index into transformers' `hidden_states`.
           prompt_lengths: int32 `[B]`, read by dynamic rotary scaling alone (`RopeConfig.phases`).
+          attention: forces a backend of tree attention.
         """
         config = self.config
         phases = config.rope.phases(positions, config.head_dim, prompt_lengths)
@@ -115,7 +118,13 @@ class Llama(nnx.Module):
             prefix_start, seen = views[config.sliding_windows[i] if config.sliding_windows else None]
             with jax.named_scope(f"layer_{i}"):
                 mixed, new = layer.attention(
-                    layer.input_norm(x), phases, cache.layer(i), lengths, tail_mask=seen, prefix_start=prefix_start
+                    layer.input_norm(x),
+                    phases,
+                    cache.layer(i),
+                    lengths,
+                    tail_mask=seen,
+                    prefix_start=prefix_start,
+                    implementation=attention,
                 )
                 x = x + mixed
                 x = x + layer.mlp(layer.post_norm(x))

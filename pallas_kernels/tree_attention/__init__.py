@@ -2,3 +2,4 @@
 
 from pallas_kernels.tree_attention.api import chosen_backend as chosen_backend
 from pallas_kernels.tree_attention.api import tree_attention as tree_attention
+from pallas_kernels.tree_attention.backends import Implementation as Implementation

@@ -42,7 +42,8 @@ def tree_attention(
         the tail belongs into `tail_mask`.
       soft_cap: if given, scores become `soft_cap * tanh(scores / soft_cap)` before masking.
       implementation: forces a backend: "mosaic_tpu" and "mosaic_gpu" are kernels, for TPUs and for Hopper GPUs; "xla_blocked" is
-        plain XLA that reads the committed blocks of keys one by one, "xla" plain XLA that reads the whole capacity at once.
+        plain XLA that reads the committed blocks of keys one by one, "xla" plain XLA that reads the whole capacity at once,
+        "xla_positioned" plain XLA whose result for a chain does not depend on how much of it is committed.
         None takes the first that does these shapes on the device for which the program is compiled (`ORDER` in `backends`).
 
     Returns:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import jax
 
-Implementation = Literal["mosaic_tpu", "mosaic_gpu", "xla_blocked", "xla"]
+Implementation = Literal["mosaic_tpu", "mosaic_gpu", "xla_blocked", "xla_positioned", "xla"]
 Function = Callable[..., jax.Array]
 
 ORDER: dict[str, tuple[Implementation, ...]] = {
@@ -128,6 +128,13 @@ def _xla_blocked(device: Device) -> Function:
     return functools.partial(blocked_tree_attention, block=CPU_BLOCK if device.platform == "cpu" else BLOCK)
 
 
+def _xla_positioned(device: Device) -> Function:
+    del device
+    from pallas_kernels.tree_attention.positioned import positioned_tree_attention
+
+    return positioned_tree_attention
+
+
 def _xla(device: Device) -> Function:
     del device
     from pallas_kernels.tree_attention.reference import reference_tree_attention
@@ -139,6 +146,7 @@ _LOADERS: dict[Implementation, Callable[[Device], Function]] = {
     "mosaic_tpu": _mosaic_tpu,
     "mosaic_gpu": _mosaic_gpu,
     "xla_blocked": _xla_blocked,
+    "xla_positioned": _xla_positioned,
     "xla": _xla,
 }
 """Each gives the backend's function for a device. What it needs is imported there, so that nobody loads another platform's."""

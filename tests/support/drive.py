@@ -48,6 +48,7 @@ def prompt_chunks(
             limit=np.int32(limit),
             stop_ids=stops,
             sampling=None,
+            accept_limit=None,
         )
 
 
