@@ -113,7 +113,9 @@ def test_plain_decoding_is_its_definition() -> None:
     assert checked > 300
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=[pytest.mark.slow] if "static" in name else []) for name in SHAPES]
+)
 def test_speculative_text_is_the_plain_text(shape: str) -> None:
     lengths = []
     for seed in range(8):
