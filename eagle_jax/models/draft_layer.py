@@ -1,6 +1,7 @@
 """What EAGLE heads of every generation share: their calling convention, and rows that attend within it."""
 
 import dataclasses
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,35 @@ class DraftContext:
         tail_positions = self.positions if self.tail_positions is None else self.tail_positions
         return sliding_window(size, self.positions, tail_positions, self.tail_mask)
 
+    def attend(
+        self, layer: "DraftLayer", inputs: jax.Array, phases: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """The attention of a layer over `[B, T, in]`: its output `[B, T, h]`, and the tail with the new rows."""
+        prefix_start, tail_mask = self.window(layer.sliding_window)
+        return layer.attention(
+            inputs,
+            phases,
+            self.cache.layer(layer.index),
+            self.lengths,
+            tail=None if self.tail is None else self.tail.layer(layer.index),
+            tail_offset=self.tail_offset,
+            tail_mask=tail_mask,
+            prefix_start=prefix_start,
+        )
+
+
+class RowContext(Protocol):
+    """What draft rows attend to, and how: `DraftContext` in decoding, `eagle_jax.training.forward.StepContext` in training."""
+
+    @property
+    def positions(self) -> jax.Array:
+        """Rotary positions of the rows, int32 `[B, T]`."""
+
+    def attend(
+        self, layer: "DraftLayer", inputs: jax.Array, phases: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """The attention of a layer over `[B, T, in]`: its output `[B, T, h]`, and the keys and values that are to be kept."""
+
 
 class DraftLayer(nnx.Module):
     """Attention over `attention_inputs`, then the MLP, each added to the residual stream."""
@@ -71,21 +101,11 @@ class DraftLayer(nnx.Module):
         residual: jax.Array,
         attention_inputs: jax.Array,
         phases: tuple[jax.Array, jax.Array],
-        context: DraftContext,
+        context: RowContext,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """Runs the layer on `[B, T, h]`; returns its output and keys and values of the tail with the new rows."""
-        prefix_start, tail_mask = context.window(self.sliding_window)
+        """Runs the layer on `[B, T, h]`; returns its output and the context's keys and values."""
         with jax.named_scope(f"draft_layer_{self.index}"):
-            mixed, rows = self.attention(
-                attention_inputs,
-                phases,
-                context.cache.layer(self.index),
-                context.lengths,
-                tail=None if context.tail is None else context.tail.layer(self.index),
-                tail_offset=context.tail_offset,
-                tail_mask=tail_mask,
-                prefix_start=prefix_start,
-            )
+            mixed, rows = context.attend(self, attention_inputs, phases)
             x = residual + mixed
             return x + self.mlp(self.post_norm(x)), rows
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from eagle_jax.models.cache import KVRows
-from eagle_jax.models.draft_layer import DraftContext, DraftLayer, DraftModule
+from eagle_jax.models.draft_layer import DraftLayer, DraftModule, RowContext
 from eagle_jax.models.eagle_config import DraftConfig
 from eagle_jax.models.layers import Linear, RMSNorm
 
@@ -58,7 +58,7 @@ class EagleHead(DraftModule):
         """Features `[..., H]` in the head's dtype."""
         return features.astype(self.dtype)
 
-    def __call__(self, embeddings: jax.Array, hidden: jax.Array, context: DraftContext) -> tuple[jax.Array, KVRows]:
+    def __call__(self, embeddings: jax.Array, hidden: jax.Array, context: RowContext) -> tuple[jax.Array, KVRows]:
         """Runs T rows of every slot behind its committed draft rows; see `Eagle3Head.__call__`."""
         config = self.config
         phases = config.rope.phases(context.positions, config.head_dim, None)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from eagle_jax.models.cache import KVRows
-from eagle_jax.models.draft_layer import DraftContext, DraftLayer, DraftModule
+from eagle_jax.models.draft_layer import DraftLayer, DraftModule, RowContext
 from eagle_jax.models.eagle_config import DraftConfig
 from eagle_jax.models.layers import Linear, RMSNorm
 
@@ -62,7 +62,7 @@ class Eagle3Head(DraftModule):
             x = jnp.concatenate([norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)], axis=-1)
         return x if self.fc is None else self.fc(x)
 
-    def __call__(self, embeddings: jax.Array, hidden: jax.Array, context: DraftContext) -> tuple[jax.Array, KVRows]:
+    def __call__(self, embeddings: jax.Array, hidden: jax.Array, context: RowContext) -> tuple[jax.Array, KVRows]:
         """Runs T rows of every slot behind its committed draft rows.
 
         Args:

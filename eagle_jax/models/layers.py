@@ -110,14 +110,8 @@ class Attention(nnx.Module):
         Returns:
           `[B, T, out]`, and keys and values of the tail with the new rows in it.
         """
-        batch, length = x.shape[:2]
-        qkv = self.qkv(x).reshape(batch, length, -1, self.head_dim)
-        queries, keys, values = jnp.split(qkv, (self.heads, self.heads + self.kv_heads), axis=2)
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries = rotate(queries, *phases)
-        keys = rotate(keys, *phases).transpose(0, 2, 1, 3)  # [B, Hkv, T, Dh]
-        values = values.transpose(0, 2, 1, 3)
+        queries, keys, values = self.project(x, phases)
+        keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)  # [B, Hkv, T, Dh]
         if tail is not None:
             keys = jax.lax.dynamic_update_slice_in_dim(tail[0], keys, tail_offset, axis=2)
             values = jax.lax.dynamic_update_slice_in_dim(tail[1], values, tail_offset, axis=2)
@@ -132,7 +126,19 @@ class Attention(nnx.Module):
             prefix_start=prefix_start,
             implementation=implementation,
         )
-        return self.out(mixed.reshape(batch, length, -1)), (keys, values)
+        return self.join(mixed), (keys, values)
+
+    def project(self, x: jax.Array, phases: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Rotated queries `[B, T, Hq, Dh]` and keys `[B, T, Hkv, Dh]`, and values of their shape, of rows `[B, T, in]`."""
+        qkv = self.qkv(x).reshape(*x.shape[:2], -1, self.head_dim)
+        queries, keys, values = jnp.split(qkv, (self.heads, self.heads + self.kv_heads), axis=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        return rotate(queries, *phases), rotate(keys, *phases), values
+
+    def join(self, mixed: jax.Array) -> jax.Array:
+        """The output `[B, T, out]` of what the heads read, `[B, T, Hq, Dh]`."""
+        return self.out(mixed.reshape(*mixed.shape[:2], -1))
 
 
 class MLP(nnx.Module):

@@ -30,8 +30,26 @@ def matmul(x: jax.Array, weight: jax.Array, out_dtype: jnp.dtype | None = None) 
     return y.astype(out_dtype or x.dtype)
 
 
+@jax.custom_vjp
 def _matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _matmul_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _matmul(x, weight), (x, weight)
+
+
+def _matmul_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Products in the inputs' dtype: left to itself, the float32 gradient would make both of them float32."""
+    x, weight = saved
+    gradient = gradient.astype(x.dtype)
+    rows = tuple(range(x.ndim - 1))
+    to_x = jax.lax.dot_general(gradient, weight, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    to_weight = jax.lax.dot_general(gradient, x, ((rows, rows), ((), ())), preferred_element_type=jnp.float32)
+    return to_x.astype(x.dtype), to_weight.astype(weight.dtype)
+
+
+_matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 def _skinny_matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
