@@ -163,3 +163,29 @@ def test_a_target_that_breaks_down_raises() -> None:
     )
     assert 2 not in done.token_ids
     assert len(set(done.token_ids)) > 2
+
+
+def test_shape_invariant_programs_keep_every_bit_in_bfloat16() -> None:
+    """One program, whose slots accept drafts or none: the same text, across the border of a block of keys too."""
+    target = random_llama(TARGET, 5, dtype=jnp.bfloat16)
+    head = random_head(HEAD, 6, dtype=jnp.bfloat16)
+    engine = Engine(
+        target, head, tree=TreeConfig.chain(4), slots=4, max_length=400, prefill_chunk=64, features=Features.SAMPLING,
+        shape_invariant=True,
+    )  # fmt: skip
+    texts = []
+    for limit in (0, None, 2):
+        rng = np.random.default_rng(0)
+        batch = [
+            Request(
+                prompt=rng.integers(0, VOCABULARY, length).tolist(), max_new_tokens=100, seed=length,
+                sampling=SamplingParams(temperature=temperature), accept_limit=limit,
+            )
+            for length in (1, 60, 190, 250)
+            for temperature in (0.0, 0.8)
+        ]  # fmt: skip
+        done = serve(engine, batch)
+        texts.append([c.token_ids for c in done])
+        lengths = {n for c in done for n in c.accepted_lengths}
+        assert max(lengths) == (5 if limit is None else limit + 1)
+    assert texts[0] == texts[1] == texts[2]
