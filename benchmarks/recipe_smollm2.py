@@ -1,0 +1,282 @@
+"""The recipe of the released head for SmolLM2-135M-Instruct, stage by stage; each can be cut and goes on where it was.
+
+    python benchmarks/recipe_smollm2.py synthesize --model M.gguf --work DIR --prompts train_prompts.jsonl.gz \
+        --evaluation mt_bench.jsonl humaneval.jsonl gsm8k.jsonl --minutes 8
+    python benchmarks/recipe_smollm2.py train    --model M.gguf --work DIR --minutes 9
+    python benchmarks/recipe_smollm2.py evaluate --model M.gguf --work DIR --evaluation ... --out DIR
+    python benchmarks/recipe_smollm2.py ablate   --model M.gguf --work DIR --out DIR --seconds 90
+    python benchmarks/recipe_smollm2.py dry-run  --out DIR
+
+On an H200 in bfloat16 the first makes about 50 million tokens in the time given, the second trains on them (140 million tokens
+with padding by default), the third measures the head, and the one it would replace, by real decoding, the fourth trains short
+runs that differ in one setting, the last trains a head for random weights of an 8B Llama. A stage that the time cut exits with
+1: run it again. `--tiny` makes every stage small enough for a CPU.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+SETS = ("mt_bench", "humaneval", "gsm8k")
+CHAINS = {f"chain {n}": {"num_speculative_tokens": n} for n in (3, 5, 7)}
+SHAPES = {
+    **CHAINS,
+    "tree 60/5/10": {"tree": {"total_tokens": 60, "depth": 5, "top_k": 10}},
+    "tree 60/7/10": {"tree": {"total_tokens": 60, "depth": 7, "top_k": 10}},
+}
+FIVE_LAYERS = ("2", "8", "15", "21", "27")
+BASE = ["--method", "eagle3.1", "--loss", "lk_hybrid", "--draft-vocab-size", "16384", "--rope-theta", "10000"]
+ABLATIONS = {
+    "base": [],
+    "eagle3": ["--method", "eagle3"],
+    "cross-entropy": ["--loss", "cross_entropy"],
+    "five layers": ["--capture-layers", *FIVE_LAYERS],
+    "vocabulary 8k": ["--draft-vocab-size", "8192"],
+    "3 steps": ["--steps", "3"],
+    "1 step": ["--steps", "1"],
+    "random output head": ["--random-lm-head"],
+    "muon": ["--optimizer", "muon"],
+}
+"""What differs from the base, the most informative first."""
+
+
+def say(line: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+
+
+def command(arguments: list[str]) -> int:
+    """Runs `eagle-jax` in this process."""
+    from eagle_jax.cli import main
+
+    say("eagle-jax " + " ".join(arguments))
+    return main(arguments)
+
+
+def synthesize(options: argparse.Namespace) -> int:
+    size = ["--slots", "8", "--limit", "16", "--invent", "4", "--max-new-tokens", "24", "--max-prompt-tokens", "80"]
+    full = ["--slots", str(options.slots), "--invent", str(options.invent), "--max-new-tokens", "512"]
+    return command([
+        "synthesize", "--model", options.model, "--output", str(options.work / "data"), "--prompts", *options.prompts,
+        "--evaluation", *options.evaluation, "--drop-overlapping", *(size if options.tiny else full),
+        "--max-minutes", str(options.minutes), "--json",
+    ])  # fmt: skip
+
+
+def training(options: argparse.Namespace, name: str, changes: list[str]) -> list[str]:
+    """The command line of a training run on the synthesised data."""
+    tiny = ["--sequence-length", "104", "--batch-rows", "2", "--held-out", "3", "--steps", "2", "--evaluation-depth", "3",
+            "--evaluate-every", "2", "--log-every", "1", "--loss-chunk", "104"]  # fmt: skip
+    full = ["--sequence-length", "1024", "--batch-rows", "32", "--held-out", "400", "--evaluate-every", "500",
+            "--checkpoint-every", "1000"]  # fmt: skip
+    return [
+        "train", "--model", options.model, "--data", str(options.work / "data"), "--output", str(options.work / name), *BASE,
+        "--learning-rate", "2e-3", *(tiny if options.tiny else full), *changes, "--no-picture", "--no-tensorboard", "--json",
+    ]  # fmt: skip
+
+
+def train(options: argparse.Namespace) -> int:
+    length = ["--total-steps", "3"] if options.tiny else ["--train-tokens", str(options.tokens)]
+    changes = ["--capture-layers", *FIVE_LAYERS] if options.five_layers else []
+    arguments = training(options, "run", [*changes, *length, "--max-minutes", str(options.minutes)])
+    return command([*arguments, *options.extra])
+
+
+def ablate(options: argparse.Namespace) -> int:
+    """Runs of one length in tokens, each of about the seconds given; the first measures how many tokens that is."""
+    rows = {}
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "ablations.json"
+    if file.is_file():
+        rows = json.loads(file.read_text())
+    started = time.perf_counter()
+    for name in options.only or ABLATIONS:
+        if name in rows:
+            continue
+        if time.perf_counter() - started + options.seconds * 1.4 > 60 * options.minutes:
+            say(f"no time left for {name!r}: run again")
+            return 1
+        length = (
+            ["--total-steps", "2"] if options.tiny else ["--train-tokens", str(int(options.rate * options.seconds))]
+        )
+        changes = (
+            [*ABLATIONS[name], *length] if options.tiny else [*ABLATIONS[name], *length, "--evaluate-every", "100000"]
+        )
+        folder = "ablation-" + name.replace(" ", "-")
+        begun = time.perf_counter()
+        code = command(training(options, folder, changes))
+        if code:
+            return code
+        metrics = [json.loads(line) for line in (options.work / folder / "metrics.jsonl").read_text().splitlines()]
+        last = [row for row in metrics if row["kind"] == "evaluation"][-1]
+        speed = [row for row in metrics if row["kind"] == "train"][-1]["tokens_per_second"]
+        rows[name] = {
+            "changes": ABLATIONS[name], "chains": last["chains"], "sampled_length": last["sampled_length"],
+            "tokens_per_second": speed, "seconds": time.perf_counter() - begun,
+        }  # fmt: skip
+        file.write_text(json.dumps(rows, indent=1) + "\n")
+        say(f"{name}: {rows[name]}")
+    return 0
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Accepted lengths by decoding: sets x shapes x temperatures, for the new head and for another."""
+    from eagle_jax import load_draft, load_target, speculative_generate
+    from eagle_jax.cli.runtime import keep_compiled_programs
+    from eagle_jax.loading.shipped import shipped_head
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    keep_compiled_programs(options.work / "compiled")
+    file = options.out / "acceptance.json"
+    rows = json.loads(file.read_text()) if file.is_file() else {}
+    target = load_target(options.model)
+    heads = {"new": options.work / "run" / "head", "shipped": shipped_head("smollm2-135m-instruct-eagle3")}
+    heads |= {Path(path).name: Path(path) for path in options.heads}
+    count, tokens = (2, 12) if options.tiny else (options.num_prompts, options.max_tokens)
+    shapes = dict(list(SHAPES.items())[:1]) if options.tiny else SHAPES
+    started = time.perf_counter()
+    for temperature in (0.0, 1.0):
+        for path in map(Path, options.evaluation):
+            turns = [json.loads(line)["turns"][0] for line in path.read_text().splitlines()][:count]
+            prompts = [
+                {"prompt_token_ids": target.tokenizer.apply_chat_template([{"role": "user", "content": t}])}
+                for t in turns
+            ]
+            for name, folder in heads.items():
+                draft = load_draft(folder, target)
+                for shape, setting in shapes.items():
+                    key = f"{name}|{path.stem}|{shape}|T={temperature:g}"
+                    if key in rows:
+                        continue
+                    if time.perf_counter() - started > 60 * options.minutes:
+                        say("no time left: run again")
+                        return 1
+                    begun = time.perf_counter()
+                    result = speculative_generate(
+                        target, draft, prompts, max_new_tokens=tokens, max_num_seqs=len(prompts), temperature=temperature,
+                        seed=list(range(len(prompts))), **setting,
+                    )  # fmt: skip
+                    metrics = list(result.metrics)
+                    rounds = sum(m.rounds for m in metrics)
+                    lengths = [m.accepted_lengths for m in metrics]
+                    first = [n for row in lengths for n in _within(row, 128)]
+                    rows[key] = {
+                        "accepted_length": sum(map(sum, lengths)) / rounds,
+                        "first_128": sum(first) / max(len(first), 1),
+                        "rounds": rounds, "tokens": sum(map(len, result.token_ids)), "prompts": len(prompts),
+                        "seconds": time.perf_counter() - begun,
+                    }  # fmt: skip
+                    file.write_text(json.dumps(rows, indent=1) + "\n")
+                    say(f"{key}: {rows[key]['accepted_length']:.3f} (first 128: {rows[key]['first_128']:.3f})")
+    return 0
+
+
+def _within(lengths: list[int], tokens: int) -> list[int]:
+    """The rounds that lie within the first tokens of an output."""
+    out, emitted = [], 1
+    for length in lengths:
+        if emitted + length > tokens:
+            break
+        out.append(length)
+        emitted += length
+    return out
+
+
+def dry_run(options: argparse.Namespace) -> int:
+    """A few steps for random weights of an 8B Llama: tokens a second and memory."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
+
+    from eagle_jax.models import Llama, LlamaConfig
+    from eagle_jax.training.attention import cudnn_refusal
+    from eagle_jax.training.batch import PackedBatch
+    from eagle_jax.training.config import HeadConfig
+    from eagle_jax.training.head import HeadTemplate, initial_parameters
+    from eagle_jax.training.losses import LossConfig
+    from eagle_jax.training.optimizers import OptimizerConfig, make_optimizer
+    from eagle_jax.training.step import Frozen, StepConfig, TrainState, make_programs
+
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "head_dim": 128, "vocab_size": 128256, "num_hidden_layers": 32}  # fmt: skip
+    if options.tiny:
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+                 "vocab_size": 512, "num_hidden_layers": 8}  # fmt: skip
+    config = LlamaConfig(max_position_embeddings=8192, **sizes)
+    dtype, reduced, length = (jnp.float32, 256, 64) if options.tiny else (jnp.bfloat16, 32000, 2048)
+    with jax.default_device(jax.devices()[0]):
+        target = nnx.jit(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))()
+    draft = HeadConfig(method="eagle3.1", draft_vocab_size=reduced).build(config)
+    vocabulary = np.arange(reduced, dtype=np.int32)
+    parameters = initial_parameters(draft, target, vocabulary, seed=0, from_embedding=True)
+    optimizer = make_optimizer(OptimizerConfig(), 100)
+    graph, weights = nnx.split(target)
+    refusal = cudnn_refusal(config.num_attention_heads, config.num_key_value_heads, config.head_dim, dtype, length)
+    step = StepConfig(
+        steps=7, loss=LossConfig(kind="lk_hybrid"), compute_dtype=jnp.dtype(dtype).name, loss_chunk=2048,
+        attention="xla" if refusal else "cudnn", remat=options.remat,
+    )  # fmt: skip
+    programs = make_programs(graph, HeadTemplate(draft), step, optimizer, seed=0)
+    state = TrainState(parameters=parameters, optimizer=optimizer.init(parameters), step=jnp.zeros((), jnp.int32))
+    state = jax.tree.map(jnp.copy, state)
+    rows = options.rows
+    rng = np.random.default_rng(0)
+    batch = PackedBatch(
+        jnp.asarray(rng.integers(0, config.vocab_size, (rows, length)), jnp.int32),
+        jnp.ones((rows, length), jnp.int32),
+        jnp.broadcast_to(jnp.arange(length), (rows, length)),
+        jnp.ones((rows, length), bool),
+    )
+    frozen = Frozen(weights, jnp.asarray(vocabulary))
+    begun = time.perf_counter()
+    state, metrics = programs.train(state, frozen, batch)
+    jax.block_until_ready(metrics.loss)
+    compiled, begun = time.perf_counter() - begun, time.perf_counter()
+    count = 2 if options.tiny else 6
+    for _ in range(count):
+        state, metrics = programs.train(state, frozen, batch)
+    jax.block_until_ready(metrics.loss)
+    seconds = (time.perf_counter() - begun) / count
+    memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    result = {
+        "tokens_per_second": rows * length / seconds, "seconds_per_step": seconds, "tokens_per_step": rows * length,
+        "first_step_seconds": compiled, "peak_gib": memory / 2**30, "attention": step.attention, "loss": float(metrics.loss),
+    }  # fmt: skip
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "dry_run_8b.json").write_text(json.dumps(result, indent=1) + "\n")
+    say(str(result))
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=("synthesize", "train", "evaluate", "ablate", "dry-run"))
+    parser.add_argument("--model", help="SmolLM2-135M-Instruct, a GGUF file or a folder")
+    parser.add_argument("--work", type=Path, default=Path("work"), help="folder of data and runs")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder for JSON results")
+    parser.add_argument("--prompts", nargs="+", default=[], help="prompts for synthesis")
+    parser.add_argument("--evaluation", nargs="+", default=[], help=f"evaluation sets: {', '.join(SETS)}")
+    parser.add_argument("--heads", nargs="+", default=[], help="further heads to evaluate")
+    parser.add_argument("--minutes", type=float, default=8.5, help="stop after so long")
+    parser.add_argument("--slots", type=int, default=1024)
+    parser.add_argument("--invent", type=int, default=60000)
+    parser.add_argument("--tokens", type=int, default=140_000_000, help="of training, padding included")
+    parser.add_argument("--five-layers", action="store_true", help="train with five capture layers")
+    parser.add_argument("--rate", type=int, default=190_000, help="tokens a second that ablations are sized for")
+    parser.add_argument("--seconds", type=float, default=70, help="of each ablation, compilation not counted")
+    parser.add_argument("--only", nargs="+", choices=ABLATIONS)
+    parser.add_argument("--num-prompts", type=int, default=80)
+    parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=4, help="of the dry run, 2048 tokens each")
+    parser.add_argument("--remat", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="a few seconds of every stage, for trying it out")
+    parser.add_argument("extra", nargs="*", help="further options of `eagle-jax train`, after --")
+    options = parser.parse_args()
+    stages = {"synthesize": synthesize, "train": train, "evaluate": evaluate, "ablate": ablate, "dry-run": dry_run}
+    return stages[options.stage](options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,318 @@
+"""Training data that the target writes itself: answers to given prompts, and to user turns that it invents."""
+
+import dataclasses
+import json
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.loading import Target
+from eagle_jax.text.tokenizer import Tokenizer
+from eagle_jax.training.conversations import SHARD_PATTERN, Conversation, DataError, read_shard, write_shard
+from eagle_jax.training.decoder import BulkDecoder, Implementation, Job
+from eagle_jax.training.overlap import EvaluationSets
+from eagle_jax.training.prompts import UserTurn, filter_turns, read_prompts, tokenize_turns, user_header
+from eagle_jax.training.records import say_on_stderr
+
+SETTINGS, INVENTED = "synthesis.json", "invented.jsonl"
+DEFAULT_TEMPERATURES = ((0.0, 0.5), (0.6, 0.15), (0.8, 0.2), (1.0, 0.15))
+"""Half of the answers greedy, the others as people sample."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SynthesisConfig:
+    """What decides the data."""
+
+    temperatures: tuple[tuple[float, float], ...] = DEFAULT_TEMPERATURES
+    """Temperatures of answers, 0 being greedy, and the share of each."""
+    invent: int = 0
+    """User turns that the target invents, before filters."""
+    invented_temperature: float = 1.0
+    max_invented_tokens: int = 128
+    max_prompt_tokens: int = 384
+    """Longer prompts, in the chat template, are left out."""
+    max_new_tokens: int = 512
+    """Longer answers are cut."""
+    min_prompt_words: int = 2
+    min_answer_tokens: int = 8
+    """Shorter answers are left out: they hold next to nothing to draft."""
+    limit: int | None = None
+    """Take only so many prompts, at random."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or any(not (t >= 0 and share > 0) for t, share in self.temperatures):
+            raise ValueError(f"temperatures must be pairs of at least 0 and a share above 0, not {self.temperatures}")
+        for name in ("max_invented_tokens", "max_prompt_tokens", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.invent < 0 or not self.invented_temperature > 0:
+            raise ValueError("invent must be at least 0 and invented_temperature greater than 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SynthesisResult:
+    """What a call wrote, and what the folder holds."""
+
+    conversations: int
+    """In the folder."""
+    tokens: int
+    """Prompts included, in the folder."""
+    answer_tokens: int
+    """In the folder."""
+    remaining: int
+    """Prompts that are not answered yet; the same call goes on with them."""
+    seconds: float
+    """Of this call, without loading."""
+    tokens_per_second: float
+    """Tokens written by this call, prompts included, a second of decoding and prefill."""
+    new_tokens_per_second: float
+    """The same without prompts."""
+    attention: str
+    timings: dict[str, float]
+
+
+def synthesize(
+    target: Target,
+    output: str | Path,
+    config: SynthesisConfig,
+    *,
+    prompts: Sequence[str | Path] = (),
+    evaluation: Sequence[str | Path] = (),
+    drop_overlapping: bool = False,
+    slots: int = 64,
+    shard_size: int = 4096,
+    steps_per_dispatch: int = 16,
+    attention: Implementation | None = None,
+    max_seconds: float | None = None,
+    say: Callable[[str], None] = say_on_stderr,
+) -> SynthesisResult:
+    """Lets the target answer prompts, and writes the conversations to shards in a folder; or goes on where it was interrupted.
+
+    Every conversation depends on its prompt, its temperature and its seed, which follow from the settings and its place in the
+    list; what an interrupted call had begun is begun again.
+
+    Args:
+      target: what `load_target` returned, with a tokenizer and a chat template.
+      output: folder of shards.
+      config: what decides the data; a folder is continued only with the one that it was started with.
+      prompts: files with a `prompt` in each line; without any, `config.invent` makes all of them.
+      evaluation: files of evaluation prompts, which must not be trained on.
+      drop_overlapping: leave prompts that overlap with them out, instead of refusing them. Invented turns are always left out.
+      slots: conversations decoded side by side.
+      shard_size: conversations of a file.
+      steps_per_dispatch: see `BulkDecoder`.
+      attention: see `BulkDecoder`.
+      max_seconds: stop after so much time; answers that have not ended are dropped and come again.
+      say: takes lines for people.
+
+    Raises:
+      DataError: prompts that cannot be read or overlap with an evaluation set, a folder with other settings, or no prompts.
+    """
+    started = time.perf_counter()
+    tokenizer = target.tokenizer
+    if tokenizer is None or tokenizer.chat_template is None:
+        raise DataError(f"{target.name} has no chat template, so there is no telling where an answer begins")
+    if not prompts and not config.invent:
+        raise DataError("there are no prompts: give files of them, or say how many to invent")
+    length = config.max_prompt_tokens + config.max_new_tokens
+    if length > target.config.max_position_embeddings:
+        raise ValueError(
+            f"max_prompt_tokens {config.max_prompt_tokens} and max_new_tokens {config.max_new_tokens} exceed the "
+            f"{target.config.max_position_embeddings} positions of the target"
+        )
+    rope = target.config.rope
+    if rope.rope_type == "dynamic" and length > rope.original_max_position_embeddings:
+        raise ValueError(
+            f"max_prompt_tokens and max_new_tokens exceed {rope.original_max_position_embeddings}, from where the target's "
+            "dynamic rotary scaling depends on the length of each prompt"
+        )
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    sets = EvaluationSets(evaluation)
+    seen: set[str] = set()
+    given, dropped = filter_turns(
+        read_prompts(prompts), sets, drop_overlapping=drop_overlapping, min_words=config.min_prompt_words, seen=seen
+    )
+    _check_settings(folder, target, config, given)
+    decoder = BulkDecoder(
+        target.model,
+        slots=slots,
+        max_prompt=max(config.max_prompt_tokens, len(user_header(tokenizer))),
+        max_new_tokens=max(config.max_new_tokens, config.max_invented_tokens),
+        eos_ids=target.config.eos_token_ids,
+        steps_per_dispatch=steps_per_dispatch,
+        attention=attention,
+    )
+    if decoder.timings:
+        say("attention: " + ", ".join(f"{n} {ms:.2f} ms a step" for n, ms in decoder.timings.items()))
+    turns = given
+    if config.invent:
+        invented = _invent(decoder, tokenizer, folder, config, say)
+        kept, more = filter_turns(invented, sets, drop_overlapping=True, min_words=config.min_prompt_words, seen=seen)
+        turns = given + kept
+        say(f"{len(kept)} of {len(invented)} invented turns kept; left out: {more}")
+    rows = tokenize_turns(tokenizer, turns, max_tokens=config.max_prompt_tokens, dropped=dropped)
+    say(f"{len(rows)} prompts; left out: {dropped}")
+    rng = np.random.default_rng((config.seed, 3))
+    order = rng.permutation(len(rows))[: config.limit]
+    shares = np.array([share for _, share in config.temperatures])
+    heats = rng.choice(len(shares), size=len(rows), p=shares / shares.sum())
+    writer = _Writer(folder, shard_size)
+    jobs = [
+        Job(
+            index=int(i),
+            prompt=rows[i][1],
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperatures[heats[i]][0],
+            seed=_seed(config.seed, int(i)),
+        )
+        for i in order
+        if int(i) not in writer.done
+    ]
+    if writer.done:
+        say(f"going on: {len(writer.done)} prompts were answered before")
+    prompt_tokens, new_tokens, reported = 0, 0, time.perf_counter()
+    begun = time.perf_counter()
+    answered = 0
+    for answers in decoder.run(jobs, seed=config.seed):
+        for answer in answers:
+            answered += 1
+            new_tokens += len(answer.token_ids)
+            prompt_tokens += len(answer.job.prompt)
+            writer.add(answer.job, answer.token_ids, config.min_answer_tokens)
+        now = time.perf_counter()
+        if now - reported > 5:
+            reported = now
+            say(
+                f"{answered} of {len(jobs)} answers, {writer.tokens:,} tokens, {new_tokens / (now - begun):,.0f} new tokens/s, "
+                f"{(new_tokens + prompt_tokens) / (now - begun):,.0f} with prompts"
+            )
+        if max_seconds is not None and now - started > max_seconds:
+            break
+    writer.flush()
+    seconds = time.perf_counter() - begun
+    return SynthesisResult(
+        conversations=writer.conversations,
+        tokens=writer.tokens,
+        answer_tokens=writer.answer_tokens,
+        remaining=len(jobs) - answered,
+        seconds=time.perf_counter() - started,
+        tokens_per_second=(new_tokens + prompt_tokens) / seconds,
+        new_tokens_per_second=new_tokens / seconds,
+        attention=decoder.attention,
+        timings=decoder.timings,
+    )
+
+
+class _Writer:
+    """Conversations into shards; knows what the folder holds."""
+
+    def __init__(self, folder: Path, size: int):
+        self._folder, self._size = folder, size
+        self._kept: list[Conversation] = []
+        self._indices: list[int] = []
+        self._left_out: list[int] = []
+        self.done: set[int] = set()
+        self.conversations = self.tokens = self.answer_tokens = 0
+        files = sorted(folder.glob(SHARD_PATTERN))
+        self._next = 1 + max((int(file.stem.partition("-")[2]) for file in files), default=-1)
+        for file in files:
+            arrays = read_shard(file)
+            self.done |= set(arrays["index"].tolist()) | set(arrays["left_out"].tolist())
+            self.conversations += len(arrays["lengths"])
+            self.tokens += len(arrays["tokens"])
+            self.answer_tokens += int(np.unpackbits(arrays["assistant"], count=len(arrays["tokens"])).sum())
+
+    def add(self, job: Job, answer: np.ndarray, min_answer: int) -> None:
+        """Takes one answered prompt."""
+        if len(answer) < min_answer:
+            self._left_out.append(job.index)
+            return
+        tokens = np.concatenate([np.asarray(job.prompt, np.int32), answer.astype(np.int32)])
+        assistant = np.arange(len(tokens)) >= len(job.prompt)
+        self._kept.append(Conversation(tokens, assistant, "", job.temperature))
+        self._indices.append(job.index)
+        self.conversations += 1
+        self.tokens += len(tokens)
+        self.answer_tokens += len(answer)
+        if len(self._kept) >= self._size:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what has been taken."""
+        if not self._kept:
+            return  # answers that were left out are few, and are made again
+        write_shard(
+            self._folder / f"shard-{self._next:05d}.npz",
+            self._kept,
+            index=np.array(self._indices, np.int64),
+            left_out=np.array(self._left_out, np.int64),
+        )
+        self._next += 1
+        self._kept, self._indices, self._left_out = [], [], []
+
+
+def _invent(
+    decoder: BulkDecoder, tokenizer: Tokenizer, folder: Path, config: SynthesisConfig, say: Callable[[str], None]
+) -> list[UserTurn]:
+    """User turns by the target, made once a folder."""
+    path = folder / INVENTED
+    if not path.is_file():
+        header = user_header(tokenizer)
+        jobs = [
+            Job(
+                index=i,
+                prompt=header,
+                max_new_tokens=config.max_invented_tokens,
+                temperature=config.invented_temperature,
+                seed=_seed(config.seed + 1, i),
+            )
+            for i in range(config.invent)
+        ]
+        texts: dict[int, str] = {}
+        start = time.perf_counter()
+        for answers in decoder.run(jobs, seed=config.seed):
+            for answer in answers:
+                # A turn that did not end within the limit is cut in the middle: no prompt.
+                ended = len(answer.token_ids) < config.max_invented_tokens
+                texts[answer.job.index] = tokenizer.decode(answer.token_ids.tolist()).strip() if ended else ""
+        say(f"{len(texts)} user turns invented in {time.perf_counter() - start:.1f} s")
+        lines = [
+            json.dumps({"source": "invented", "prompt": texts[i]}) + "\n" for i in range(config.invent) if texts[i]
+        ]
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text("".join(lines), encoding="utf-8")
+        partial.replace(path)
+    return [
+        UserTurn(json.loads(line)["prompt"], f"{INVENTED} line {number}")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    ]
+
+
+def _seed(seed: int, index: int) -> int:
+    """A seed of its own for each conversation."""
+    return int(np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _check_settings(folder: Path, target: Target, config: SynthesisConfig, turns: Sequence[UserTurn]) -> None:
+    crc = 0
+    for turn in turns:
+        crc = zlib.crc32(turn.text.encode(), crc)
+    settings: dict[str, Any] = json.loads(
+        json.dumps(dataclasses.asdict(config) | {"target": target.name, "prompts": len(turns), "prompts_crc32": crc})
+    )
+    path = folder / SETTINGS
+    if not path.is_file():
+        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        return
+    old = json.loads(path.read_text(encoding="utf-8"))
+    if changed := sorted(key for key in settings.keys() | old.keys() if settings.get(key) != old.get(key)):
+        raise DataError(
+            f"{folder} was begun with another {changed[0]}: {old.get(changed[0])}, not {settings.get(changed[0])}; give the same "
+            "settings and prompts to go on with it, or another folder"
+        )

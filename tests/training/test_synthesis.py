@@ -1,0 +1,157 @@
+"""Data that the target writes: the bulk decoder against `generate`, shards that go on where they were cut, and refusals."""
+
+import json
+
+import numpy as np
+import pytest
+import runs
+
+from eagle_jax import generate
+from eagle_jax.training.conversations import DataError, encode_conversation, read_shards, write_shard
+from eagle_jax.training.decoder import BulkDecoder, Job, prompt_buckets
+from eagle_jax.training.overlap import EvaluationSets
+from eagle_jax.training.packing import Packer, fit, pack
+from eagle_jax.training.prompts import UserTurn, filter_turns
+from eagle_jax.training.vocabulary import choose_vocabulary
+
+
+@pytest.mark.parametrize("attention", ["dense", pytest.param("tree", marks=pytest.mark.slow)])
+def test_the_bulk_decoder_writes_what_generate_writes(attention):
+    """Greedy and sampled, prompts of several buckets, more of them than slots, answers that end early."""
+    target = runs.target()
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 97, size).tolist() for size in (1, 40, 7, 33, 5, 12, 3)]
+    eos = int(runs.answer()[20])
+    decoder = BulkDecoder(
+        target.model,
+        slots=3,
+        max_prompt=40,
+        max_new_tokens=9,
+        eos_ids=(eos,),
+        group=2,
+        steps_per_dispatch=4,
+        attention=attention,
+    )
+    heats = [0.0, 0.9, 0.0, 1.3, 0.6, 0.0, 0.8]
+    jobs = [
+        Job(index=i, prompt=p, max_new_tokens=9 - i % 3, temperature=heats[i], seed=100 + i)
+        for i, p in enumerate(prompts)
+    ]
+    answers = {a.job.index: a.token_ids.tolist() for found in decoder.run(jobs) for a in found}
+    assert sorted(answers) == list(range(len(jobs)))
+    for temperature in set(heats):
+        members = [i for i, heat in enumerate(heats) if heat == temperature]
+        expected = generate(
+            target, [{"prompt_token_ids": prompts[i]} for i in members], max_new_tokens=9, temperature=temperature,
+            seed=[100 + i for i in members], stop_token_ids=[eos], max_num_seqs=2,
+        )  # fmt: skip
+        for i, tokens in zip(members, expected.token_ids, strict=True):
+            assert answers[i] == tokens[: 9 - i % 3], i
+
+
+def test_prompts_of_the_longest_bucket_fit():
+    assert prompt_buckets(100) == (32, 64, 100)
+    assert prompt_buckets(20) == (20,)
+
+
+def test_a_prompt_that_overlaps_with_an_evaluation_set_is_refused_by_name(tmp_path):
+    long = "Alice has thirteen apples, and gives every one of her four good friends the same number."
+    file = tmp_path / "gsm.jsonl"
+    file.write_text(json.dumps({"turns": ["Who?"]}) + "\n" + json.dumps({"turns": [long]}) + "\n")
+    sets = EvaluationSets([file])
+    other = UserTurn(
+        "Write about " + long.replace("same", "equal"), "a line 1"
+    )  # 12 words in a row, and 13 with "Write"
+    shared = UserTurn("Please: " + long.lower(), "prompts.jsonl line 3")
+    kept, _ = filter_turns([UserTurn("alice has apples", "x")], sets, drop_overlapping=False, min_words=2, seen=set())
+    assert len(kept) == 1
+    with pytest.raises(DataError, match=r"prompts\.jsonl line 3 overlaps with the evaluation sample gsm\.jsonl line 2"):
+        filter_turns([shared], sets, drop_overlapping=False, min_words=2, seen=set())
+    kept, dropped = filter_turns(
+        [shared, other, UserTurn("WHO", "y"), UserTurn("So far so good", "z"), UserTurn("so far, so good!", "z2")],
+        sets, drop_overlapping=True, min_words=1, seen=set(),
+    )  # fmt: skip
+    assert [turn.name for turn in kept] == ["z"]
+    assert (dropped.overlapping, dropped.duplicates) == (3, 1)
+
+
+class Template:
+    """A tokenizer of characters whose chat template is a function."""
+
+    def __init__(self, forgets: bool = False):
+        self.forgets = forgets
+
+    def render_chat(self, messages, add_generation_prompt=True):
+        out = ""
+        for index, message in enumerate(messages):
+            content = message["content"]
+            if self.forgets and message["role"] == "assistant" and index + 1 < len(messages):
+                content = content[-1:]  # as templates do that leave earlier reasoning out
+            out += f"<{message['role'][0]}>{content}#\n"
+        return out + ("<a>" if add_generation_prompt else "")
+
+    def encode(self, text, add_special_tokens=True):
+        return [ord(c) for c in text]
+
+
+CHAT = [
+    {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "So"}, {"role": "assistant", "content": "no"},
+]  # fmt: skip
+
+
+def test_the_mask_marks_every_answer_with_its_end_and_nothing_else():
+    found = encode_conversation(Template(), CHAT, eos_ids=[ord("#")], name="x")
+    text = "".join(map(chr, found.tokens))
+    assert text == "<u>Hi#\n<a>yes#\n<u>So#\n<a>no#\n"
+    marked = "".join(c if keep else "." for c, keep in zip(text, found.assistant, strict=True))
+    assert marked == "..........yes#...........no#."
+
+
+def test_a_template_that_does_not_match_is_an_error_that_names_the_sample():
+    with pytest.raises(DataError, match="chats line 4: the chat template does not match: with message 3 it writes 's#"):
+        encode_conversation(Template(forgets=True), CHAT, eos_ids=[ord("#")], name="chats line 4")
+    with pytest.raises(DataError, match=r"chats line 5: no message has the role 'assistant'; the roles are \['user'\]"):
+        encode_conversation(Template(), CHAT[:1], eos_ids=[], name="chats line 5")
+
+
+def test_shards_give_back_what_was_written(tmp_path):
+    conversation = runs.conversation()
+    write_shard(tmp_path / "shard-00000.npz", [conversation, conversation], index=np.array([3, 1]))
+    first, second = read_shards(tmp_path)
+    np.testing.assert_array_equal(first.tokens, conversation.tokens)
+    np.testing.assert_array_equal(second.assistant, conversation.assistant)
+    assert (first.temperature, second.name) == (0.0, "shard-00000.npz row 1")
+
+
+def test_batches_hold_every_conversation_once_an_epoch_and_follow_from_their_number():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, 30, 50)
+    rows = pack(lengths, 32)
+    assert sorted(i for row in rows for i in row) == list(range(50))
+    assert all(sum(lengths[i] for i in row) <= 32 for row in rows)
+    base = runs.conversation()
+    conversations, cut, lost = fit(
+        [type(base)(np.full(n, i, np.int32), np.arange(n) > 0, str(i), 0.0) for i, n in enumerate([*lengths, 40, 2])],
+        32,
+    )
+    assert (cut, lost) == (1, sum(n < 3 for n in [*lengths, 2]))
+    packer = Packer(conversations, 32, 4, seed=1)
+    batches = packer.batches()
+    epoch = [next(batches) for _ in range(packer.batches_per_epoch())]
+    seen = np.concatenate([np.unique(b.tokens[b.segments > 0]) for b in epoch])
+    assert set(seen) == {int(c.tokens[0]) for c in conversations}
+    again = next(packer.batches(3))
+    np.testing.assert_array_equal(again.tokens, epoch[3].tokens)
+    starts = np.diff(epoch[0].segments, prepend=0) > 0
+    assert (epoch[0].positions[starts] == 0).all()
+
+
+def test_the_draft_vocabulary_is_what_was_written_most_filled_up_in_order():
+    ids, coverage = choose_vocabulary(np.array([0, 5, 0, 9, 1, 0, 5]), 3)
+    assert ids.tolist() == [1, 3, 6]
+    assert coverage == 19 / 20
+    ids, coverage = choose_vocabulary(np.array([0, 5, 0, 9, 1, 0, 5]), 6)
+    assert (ids.tolist(), coverage) == ([0, 1, 2, 3, 4, 6], 1.0)
+    with pytest.raises(ValueError, match="no token was counted"):
+        choose_vocabulary(np.zeros(5, int), 2)
