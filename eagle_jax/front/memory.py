@@ -35,6 +35,8 @@ class Footprint:
     """What requests can ask for: sampling works on copies of the logits, penalties on counts of tokens."""
     sampled_drafts: bool = False
     """Whether the distributions that drafts are drawn from are kept."""
+    attention_block: int = BLOCK
+    """Keys that attention scores at once; kernels keep their scores on the chip and need less."""
 
     def cache_bytes(self, max_length: int) -> int:
         """Bytes of the caches of target and head, and of the token buffers, for sequences of up to `max_length` tokens."""
@@ -79,7 +81,7 @@ class Footprint:
         if self.draft is not None and self.tree is not None:
             drafting = rows * self.draft.feature_size * item + slots * self.tree.top_k * self.draft.draft_vocab_size * 4
         # Attention reads the cache in blocks, so scores do not grow with its length.
-        scores = 2 * rows * config.num_attention_heads * (min(max_length, BLOCK) + tokens) * 4
+        scores = 2 * rows * config.num_attention_heads * (min(max_length, self.attention_block) + tokens) * 4
         copies = {Features.GREEDY: 1, Features.SAMPLING: 4, Features.FULL: 7}[self.features] + 4 * self.sampled_drafts
         logits = copies * slots * logit_rows * config.vocab_size * 4
         return activations + new_rows + drafting + scores + logits

@@ -25,6 +25,7 @@ from eagle_jax.metrics import Timing
 from eagle_jax.outputs import Delta
 from eagle_jax.sampling import Features, SamplingParams
 from eagle_jax.speculative_config import Tree, default_tree
+from pallas_kernels.tree_attention.blocked import block_of
 
 DEFAULT_MAX_NUM_SEQS = 8
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
@@ -317,6 +318,7 @@ class Runner:
             prefill_chunk=self.prefill_chunk,
             features=shape.features,
             sampled_drafts=shape.features > Features.GREEDY and self.rule.drafts is Drafts.SAMPLED,
+            attention_block=block_of(self._device.platform),
         )
 
 

@@ -41,6 +41,8 @@ class Device:
     def of(device: Any, platform: str | None = None) -> "Device":
         """Describes a `jax.Device`, real or of a topology; its platform is known to its client unless it is given."""
         platform = platform or device.client.platform
+        if platform == "gpu":  # what the CUDA and ROCm clients of JAX 0.11 call themselves
+            platform = "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
         return Device(platform, device.device_kind, getattr(device, "compute_capability", None))
 
 
@@ -123,9 +125,9 @@ def _kernel(name: str) -> Function:
 
 
 def _xla_blocked(device: Device) -> Function:
-    from pallas_kernels.tree_attention.blocked import BLOCK, CPU_BLOCK, blocked_tree_attention
+    from pallas_kernels.tree_attention.blocked import block_of, blocked_tree_attention
 
-    return functools.partial(blocked_tree_attention, block=CPU_BLOCK if device.platform == "cpu" else BLOCK)
+    return functools.partial(blocked_tree_attention, block=block_of(device.platform))
 
 
 def _xla_positioned(device: Device) -> Function:

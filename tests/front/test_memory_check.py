@@ -14,6 +14,7 @@ from eagle_jax.front import memory, runner
 from eagle_jax.front.limits import capacity_bucket, context_length, slot_bucket, stop_id_bucket
 from eagle_jax.front.memory import Footprint, available_bytes
 from eagle_jax.models import LlamaConfig, RopeConfig
+from pallas_kernels.tree_attention.blocked import block_of
 
 TREE = TreeConfig(total_tokens=8, depth=2, top_k=3)
 
@@ -33,6 +34,7 @@ def footprint(models, slots=2, **changes):
         "draft_dtype": np.dtype("float32"),
         "slots": slots,
         "prefill_chunk": 64,
+        "attention_block": block_of("cpu"),
     }
     return Footprint(**(settings | changes))
 

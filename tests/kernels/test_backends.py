@@ -4,6 +4,7 @@ import functools
 import re
 import subprocess
 import sys
+import types
 from typing import Any
 
 import jax
@@ -165,3 +166,13 @@ print([name for name in sys.modules if name.startswith("jax.experimental.pallas"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("version", "platform"), [("PJRT C API\ncuda 13000", "cuda"), ("PJRT C API\nrocm 70000", "rocm")]
+)
+def test_a_client_that_calls_itself_gpu_is_told_apart(version: str, platform: str) -> None:
+    """JAX 0.11 names the client of both makes "gpu"; with it, `chosen_backend` named the backend of unknown platforms."""
+    client = types.SimpleNamespace(platform="gpu", platform_version=version)
+    device = types.SimpleNamespace(client=client, device_kind="NVIDIA H200", compute_capability="9.0")
+    assert Device.of(device) == Device(platform, "NVIDIA H200", "9.0")
