@@ -5,7 +5,8 @@
 Prompt files hold one JSON object a line with `turns`; the first turn is put into the chat template. Each of the settings below is
 run twice, plainly and speculatively; a row counts as equal if all its tokens are. For each that differs the first difference is
 listed, with the gap between the two tokens in the processed logits plus noise there, computed by a forward of its own: how near a
-tie it was. Finished settings are in the folder and are not run again.
+tie it was. Finished settings are in the folder and are not run again; with `--time-limit 180` no setting is begun after so many
+seconds, and the same command later goes on.
 """
 
 import argparse
@@ -124,8 +125,10 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=1024, help="longer prompts are left out")
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--out", type=Path, required=True, help="folder for the figures")
     args = parser.parse_args()
+    begin = time.perf_counter()
     args.out.mkdir(parents=True, exist_ok=True)
     target = load_target(args.target, dtype=args.dtype)
     draft = load_draft(args.draft or shipped_head("smollm2-135m-instruct-eagle3"), target)
@@ -141,6 +144,9 @@ def main() -> None:
             file = args.out / f"shape_invariance_{sampling_name}_{mode}.json"
             if file.exists():
                 figures = json.loads(file.read_text())
+            elif time.perf_counter() - begin > args.time_limit:
+                print(f"{sampling_name} {mode}: left for the next run", flush=True)
+                continue
             else:
                 figures = run(target, draft, prompts, sampling, invariant, args)
                 device = jax.devices()[0].device_kind

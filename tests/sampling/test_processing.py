@@ -83,6 +83,15 @@ def test_slots_of_one_batch_are_processed_as_by_transformers(vocab_size):
         np.testing.assert_allclose(ours[slot], wanted, atol=2e-6, err_msg=str(request))
 
 
+@pytest.mark.parametrize("shortlist", [1, 4, 30])
+def test_cuts_behind_the_shortlist_are_the_same(shortlist, monkeypatch):
+    logits = (2 * np.random.default_rng(1).standard_normal((len(REQUESTS), 6, 97))).astype(np.float32)
+    wanted = process(logits, *REQUESTS)
+    monkeypatch.setattr(processing, "SHORTLIST", shortlist)
+    got = jax.jit(lambda x: processing.process_logits(x, settings(*REQUESTS, vocab_size=97)))(jnp.asarray(logits))
+    assert np.array_equal(got, wanted)
+
+
 def test_the_order_is_temperature_first():
     """A cut before the temperature would keep two tokens here, and not four."""
     kept = process([[np.arange(3.0, -5, -1)]], {"temperature": 2.0, "top_p": 0.8})[0, 0] > -INF
