@@ -166,14 +166,14 @@ def test_a_target_that_breaks_down_raises() -> None:
 
 
 def test_shape_invariant_programs_keep_every_bit_in_bfloat16() -> None:
-    """One program, whose slots accept drafts or none: the same text, across the border of a block of keys too."""
+    """One program, whose slots accept drafts or none: the same text and cache, across the border of a block of keys too."""
     target = random_llama(TARGET, 5, dtype=jnp.bfloat16)
     head = random_head(HEAD, 6, dtype=jnp.bfloat16)
     engine = Engine(
-        target, head, tree=TreeConfig.chain(4), slots=4, max_length=400, prefill_chunk=64, features=Features.SAMPLING,
+        target, head, tree=TreeConfig.chain(4), slots=8, max_length=400, prefill_chunk=64, features=Features.SAMPLING,
         shape_invariant=True,
     )  # fmt: skip
-    texts = []
+    texts, caches = [], []
     for limit in (0, None, 2):
         rng = np.random.default_rng(0)
         batch = [
@@ -186,6 +186,13 @@ def test_shape_invariant_programs_keep_every_bit_in_bfloat16() -> None:
         ]  # fmt: skip
         done = serve(engine, batch)
         texts.append([c.token_ids for c in done])
+        state = engine._state
+        assert state is not None
+        last = state.target_cache.values[-1].astype(jnp.float32)  # behind all other layers
+        rows = jnp.arange(last.shape[2]) < state.lengths[:, None]
+        caches.append(np.asarray(jnp.where(rows[:, None, :, None], last, 0)))
         lengths = {n for c in done for n in c.accepted_lengths}
         assert max(lengths) == (5 if limit is None else limit + 1)
     assert texts[0] == texts[1] == texts[2]
+    assert np.array_equal(caches[0], caches[1])
+    assert np.array_equal(caches[0], caches[2])
