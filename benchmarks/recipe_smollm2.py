@@ -15,6 +15,7 @@ runs that differ in one setting, the last trains a head for random weights of an
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -56,7 +57,8 @@ def command(arguments: list[str]) -> int:
 
 def synthesize(options: argparse.Namespace) -> int:
     size = ["--slots", "8", "--limit", "16", "--invent", "4", "--max-new-tokens", "24", "--max-prompt-tokens", "80"]
-    full = ["--slots", str(options.slots), "--invent", str(options.invent), "--max-new-tokens", "512"]
+    full = ["--slots", str(options.slots), "--invent", str(options.invent), "--max-new-tokens", "512",
+            "--max-prompt-tokens", "256"]  # fmt: skip
     return command([
         "synthesize", "--model", options.model, "--output", str(options.work / "data"), "--prompts", *options.prompts,
         "--evaluation", *options.evaluation, "--drop-overlapping", *(size if options.tiny else full),
@@ -260,7 +262,7 @@ def main() -> int:
     parser.add_argument("--evaluation", nargs="+", default=[], help=f"evaluation sets: {', '.join(SETS)}")
     parser.add_argument("--heads", nargs="+", default=[], help="further heads to evaluate")
     parser.add_argument("--minutes", type=float, default=8.5, help="stop after so long")
-    parser.add_argument("--slots", type=int, default=1024)
+    parser.add_argument("--slots", type=int, default=2048)
     parser.add_argument("--invent", type=int, default=60000)
     parser.add_argument("--tokens", type=int, default=140_000_000, help="of training, padding included")
     parser.add_argument("--five-layers", action="store_true", help="train with five capture layers")
@@ -274,6 +276,8 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a few seconds of every stage, for trying it out")
     parser.add_argument("extra", nargs="*", help="further options of `eagle-jax train`, after --")
     options = parser.parse_args()
+    # Programs of one call are those of the next.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.work.resolve() / "compiled"))
     stages = {"synthesize": synthesize, "train": train, "evaluate": evaluate, "ablate": ablate, "dry-run": dry_run}
     return stages[options.stage](options)
 

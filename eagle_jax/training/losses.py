@@ -116,12 +116,25 @@ def chunk_size(length: int, rows: int, tokens: int) -> int:
     return max(size for size in range(1, min(wanted, length) + 1) if length % size == 0)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Fixed:
+    """Arrays of `chunked_loss` that no gradient goes into."""
+
+    frozen: Any
+    vocabulary: jax.Array
+    states: jax.Array
+    next_tokens: jax.Array
+    weights: jax.Array
+
+
 def chunked_loss(
-    draft_logits: Callable[[Any, jax.Array], jax.Array],
-    target_truth: Callable[[jax.Array, jax.Array], Truth],
-    vocabulary: jax.Array,
+    draft_logits: Callable[[Any, Any, jax.Array], jax.Array],
+    target_truth: Callable[[Any, jax.Array, jax.Array], Truth],
     config: LossConfig,
     chunk: int,
+    frozen: Any,
+    vocabulary: jax.Array,
     parameters: Any,
     outputs: jax.Array,
     states: jax.Array,
@@ -131,11 +144,12 @@ def chunked_loss(
     """The weighted sum of `row_loss` over all rows and steps, differentiable in `parameters` and `outputs`.
 
     Args:
-      draft_logits: parameters of the output side and outputs `[B, C, h]` to logits `[B, C, Vd]`.
-      target_truth: states `[B, C, H]` and next tokens `[B, C]` of the target to the truth.
-      vocabulary: int32 `[Vd]`.
+      draft_logits: parameters of the output side, `frozen` and outputs `[B, C, h]` to logits `[B, C, Vd]`.
+      target_truth: `frozen`, states `[B, C, H]` and next tokens `[B, C]` of the target to the truth.
       config: the loss.
       chunk: C, a divisor of T.
+      frozen: arrays that the functions above read; they take no arrays from anywhere else, and no gradient goes into these.
+      vocabulary: int32 `[Vd]`.
       parameters: of the output side; a pytree.
       outputs: of the head, aligned on s, `[K, B, T, h]`.
       states: of the target after its final norm, `[B, T, H]`.
@@ -152,53 +166,54 @@ def chunked_loss(
         parts = jnp.moveaxis(x, 0, axis)
         return parts.reshape(*parts.shape[:axis], length, *parts.shape[axis + 2 :])
 
-    def one_step(parameters: Any, rows: jax.Array, truth: Truth, weights: jax.Array) -> tuple[jax.Array, Scores]:
-        loss, scores = row_loss(draft_logits(parameters, rows), rows, truth, vocabulary, config)
+    def one_step(
+        parameters: Any, rows: jax.Array, fixed: _Fixed, truth: Truth, weights: jax.Array
+    ) -> tuple[jax.Array, Scores]:
+        logits = draft_logits(parameters, fixed.frozen, rows)
+        loss, scores = row_loss(logits, rows, truth, fixed.vocabulary, config)
         return (weights * loss).sum(), scores
 
     def run(
-        parameters: Any, outputs: jax.Array, weights: jax.Array, differentiate: bool
+        parameters: Any, outputs: jax.Array, fixed: _Fixed, differentiate: bool
     ) -> tuple[jax.Array, Scores, Any, jax.Array]:
         def visit(carry: tuple[jax.Array, Any], inputs: tuple[jax.Array, ...]) -> tuple[Any, Any]:
             loss, gradient = carry
             rows, states, next_tokens, weights = inputs
-            truth = target_truth(states, next_tokens)
+            truth = target_truth(fixed.frozen, states, next_tokens)
             kept, to_rows = [], []
             for step in range(steps):
                 if differentiate:
                     (value, scores), (to_parameters, to_row) = jax.value_and_grad(
                         one_step, argnums=(0, 1), has_aux=True
-                    )(parameters, rows[step], truth, weights[step])
+                    )(parameters, rows[step], fixed, truth, weights[step])
                     gradient = jax.tree.map(lambda total, new: total + new.astype(total.dtype), gradient, to_parameters)
                     to_rows.append(to_row)
                 else:
-                    value, scores = one_step(parameters, rows[step], truth, weights[step])
+                    value, scores = one_step(parameters, rows[step], fixed, truth, weights[step])
                 loss = loss + value
                 kept.append(scores)
             stacked = jax.tree.map(lambda *x: jnp.stack(x), *kept)
             return (loss, gradient), (stacked, jnp.stack(to_rows) if differentiate else None)
 
         wide = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), parameters) if differentiate else None
-        inputs = (split(outputs, 2), split(states, 1), split(next_tokens, 1), split(weights, 2))
+        inputs = (split(outputs, 2), split(fixed.states, 1), split(fixed.next_tokens, 1), split(fixed.weights, 2))
         (loss, gradient), (scores, to_outputs) = jax.lax.scan(visit, (jnp.zeros(()), wide), inputs)
         scores = jax.tree.map(lambda x: join(x, 2), scores)
         return loss, scores, gradient, join(to_outputs, 2) if differentiate else outputs
 
     @jax.custom_vjp
-    def total(parameters: Any, outputs: jax.Array, weights: jax.Array) -> tuple[jax.Array, Scores]:
-        loss, scores, _, _ = run(parameters, outputs, weights, False)
+    def total(parameters: Any, outputs: jax.Array, fixed: _Fixed) -> tuple[jax.Array, Scores]:
+        loss, scores, _, _ = run(parameters, outputs, fixed, False)
         return loss, scores
 
-    def forward(parameters: Any, outputs: jax.Array, weights: jax.Array) -> tuple[tuple[jax.Array, Scores], Any]:
-        loss, scores, gradient, to_outputs = run(parameters, outputs, weights, True)
+    def forward(parameters: Any, outputs: jax.Array, fixed: _Fixed) -> tuple[tuple[jax.Array, Scores], Any]:
+        loss, scores, gradient, to_outputs = run(parameters, outputs, fixed, True)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, parameters)
-        return (loss, scores), (gradient, to_outputs, jnp.zeros_like(weights))
+        return (loss, scores), (gradient, to_outputs)
 
-    def backward(saved: Any, gradient: tuple[jax.Array, Scores]) -> tuple[Any, jax.Array, jax.Array]:
-        to_parameters, to_outputs, to_weights = saved
-        factor = gradient[0]
-        scaled = jax.tree.map(lambda g: (factor * g).astype(g.dtype), (to_parameters, to_outputs))
-        return (*scaled, to_weights)
+    def backward(saved: Any, gradient: tuple[jax.Array, Scores]) -> tuple[Any, jax.Array, None]:
+        to_parameters, to_outputs = jax.tree.map(lambda g: (gradient[0] * g).astype(g.dtype), saved)
+        return to_parameters, to_outputs, None
 
     total.defvjp(forward, backward)
-    return total(parameters, outputs, weights)
+    return total(parameters, outputs, _Fixed(frozen, vocabulary, states, next_tokens, weights))

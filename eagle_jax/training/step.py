@@ -1,6 +1,7 @@
 """One training step and one evaluation step, each a single program: the frozen target's forward, the head's steps, the loss."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from eagle_jax.models import DraftHead, Llama
+from eagle_jax.models import DraftConfig, Llama
 from eagle_jax.models.matmul import matmul
 from eagle_jax.training.attention import PackedImplementation
 from eagle_jax.training.batch import PackedBatch
@@ -198,12 +199,20 @@ def _forward(
     counts = masks.supervised.sum((1, 2))
     decay = config.decay ** jnp.arange(steps, dtype=jnp.float32)
     weights = masks.supervised * (decay / jnp.maximum(counts, 1))[:, None, None]
+    lm_head = target.embed.weight[...] if target.lm_head is None else target.lm_head.weight[...]
     with jax.named_scope("loss"):
         loss, scores = chunked_loss(
-            *_comparison(target, template, head, frozen.vocabulary),
-            frozen.vocabulary,
+            functools.partial(_draft_logits, template.config),
+            _truth,
             config.loss,
             chunk_size(aligned.shape[2], aligned.shape[1], config.loss_chunk),
+            _OutputSide(
+                lm_head=lm_head,
+                # Rows of the draft vocabulary alone: as cheap as picking their logits, and easy to split over devices.
+                rows=lm_head[frozen.vocabulary] if len(frozen.vocabulary) < len(lm_head) else None,
+                vocabulary=frozen.vocabulary,
+            ),
+            frozen.vocabulary,
             {path: value for path, value in narrow.items() if path.startswith(OUTPUT_SIDE)},
             aligned,
             states,
@@ -213,37 +222,42 @@ def _forward(
     return loss, scores, masks
 
 
-def _comparison(
-    target: Llama, template: HeadTemplate, head: DraftHead, vocabulary: jax.Array
-) -> tuple[Callable[[Any, jax.Array], jax.Array], Callable[[jax.Array, jax.Array], Truth]]:
-    """The functions that `chunked_loss` takes: logits of the head, and what they are compared with."""
-    config = template.config
-    mapped = config.draft_vocab_size < config.vocab_size
-    lm_head = target.embed.weight[...] if target.lm_head is None else target.lm_head.weight[...]
-    rows_of_vocabulary = lm_head[vocabulary] if mapped else lm_head  # [Vd, H]
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _OutputSide:
+    """Of the target."""
 
-    def draft_logits(parameters: Any, rows: jax.Array) -> jax.Array:
-        weight = parameters["lm_head.weight"] if config.own_lm_head else lm_head.astype(rows.dtype)
-        if head.norm is not None and not head.feeds_back_normed:
-            rows = _rms_norm(rows, parameters["norm.weight"], head.norm.eps)
-        return matmul(rows, weight, out_dtype=jnp.float32)
+    lm_head: jax.Array
+    """`[V, H]`."""
+    rows: jax.Array | None
+    """Of the draft vocabulary, `[Vd, H]`; None where that is the target's."""
+    vocabulary: jax.Array
+    """int32 `[Vd]`."""
 
-    def truth(states: jax.Array, next_tokens: jax.Array) -> Truth:
-        full = matmul(states, lm_head, out_dtype=jnp.float32)  # [B, C, V]
-        log_total, best = jax.nn.logsumexp(full, axis=-1), jnp.argmax(full, axis=-1).astype(jnp.int32)
-        logits = matmul(states, rows_of_vocabulary, out_dtype=jnp.float32) if mapped else full
-        places = jnp.searchsorted(vocabulary, best)
-        return Truth(
-            logits=logits,
-            probabilities=jax.nn.softmax(logits, axis=-1),
-            log_total=log_total,
-            best=best,
-            in_vocabulary=vocabulary[jnp.minimum(places, len(vocabulary) - 1)] == best,
-            features=states,
-            next_tokens=next_tokens,
-        )
 
-    return draft_logits, truth
+def _draft_logits(config: DraftConfig, parameters: Any, side: _OutputSide, rows: jax.Array) -> jax.Array:
+    """Logits `[B, C, Vd]` of outputs of the head `[B, C, h]`."""
+    weight = parameters["lm_head.weight"] if config.own_lm_head else side.lm_head.astype(rows.dtype)
+    if "norm.weight" in parameters and not (config.norm_output or config.final_norm):  # `DraftModule.before_lm_head`
+        rows = _rms_norm(rows, parameters["norm.weight"], config.rms_norm_eps)
+    return matmul(rows, weight, out_dtype=jnp.float32)
+
+
+def _truth(side: _OutputSide, states: jax.Array, next_tokens: jax.Array) -> Truth:
+    """What the target says after its states `[B, C, H]`."""
+    full = matmul(states, side.lm_head, out_dtype=jnp.float32)  # [B, C, V]
+    log_total, best = jax.nn.logsumexp(full, axis=-1), jnp.argmax(full, axis=-1).astype(jnp.int32)
+    logits = full if side.rows is None else matmul(states, side.rows, out_dtype=jnp.float32)
+    places = jnp.searchsorted(side.vocabulary, best)
+    return Truth(
+        logits=logits,
+        probabilities=jax.nn.softmax(logits, axis=-1),
+        log_total=log_total,
+        best=best,
+        in_vocabulary=side.vocabulary[jnp.minimum(places, len(side.vocabulary) - 1)] == best,
+        features=states,
+        next_tokens=next_tokens,
+    )
 
 
 def _rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:

@@ -6,12 +6,16 @@ import numpy as np
 
 from eagle_jax.training.conversations import Conversation
 
+_AT_ONCE = 4096
+"""Conversations counted together: each count passes over the whole vocabulary."""
+
 
 def count_tokens(conversations: Sequence[Conversation], vocab_size: int) -> np.ndarray:
     """How often the assistant wrote each token, int64 `[V]`."""
     counts = np.zeros(vocab_size, np.int64)
-    for c in conversations:
-        counts += np.bincount(c.tokens[c.assistant], minlength=vocab_size)
+    for start in range(0, len(conversations), _AT_ONCE):
+        part = np.concatenate([c.tokens[c.assistant] for c in conversations[start : start + _AT_ONCE]])
+        counts += np.bincount(part, minlength=vocab_size)
     return counts
 
 
