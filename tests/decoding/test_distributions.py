@@ -58,4 +58,4 @@ def test_three_tokens(case: str, requests: list[dict], missing: bool) -> None:
         + " ".join(f"{p:.2g}" for p in values)
     )
     assert min(values) > 1e-3 / CELLS
-    assert tree is None or sampler.accepted > 0.1 * sampler.drafted_rounds
+    assert tree is None or sampler.accepted > 0.05 * sampler.drafted_rounds
