@@ -1,6 +1,8 @@
 """Data that the target writes: the bulk decoder against `generate`, shards that go on where they were cut, and refusals."""
 
+import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from eagle_jax.training.decoder import BulkDecoder, Job, prompt_buckets
 from eagle_jax.training.overlap import EvaluationSets
 from eagle_jax.training.packing import Packer, fit, pack
 from eagle_jax.training.prompts import UserTurn, filter_turns
+from eagle_jax.training.synthesis import SynthesisConfig, synthesize
 from eagle_jax.training.vocabulary import choose_vocabulary
 
 
@@ -113,6 +116,65 @@ def test_a_template_that_does_not_match_is_an_error_that_names_the_sample():
         encode_conversation(Template(forgets=True), CHAT, eos_ids=[ord("#")], name="chats line 4")
     with pytest.raises(DataError, match=r"chats line 5: no message has the role 'assistant'; the roles are \['user'\]"):
         encode_conversation(Template(), CHAT[:1], eos_ids=[], name="chats line 5")
+
+
+class Numbers:
+    """A tokenizer of numbers below 90, each a word; the template puts 91 before a turn, 92 behind it and 93 before an answer."""
+
+    chat_template = "turn"
+
+    def __init__(self):
+        self.backend = self
+
+    def render_chat(self, messages, add_generation_prompt=True):
+        return f"91 {messages[0]['content']} 92 93"
+
+    def encode(self, text, add_special_tokens=True):
+        return [int(word) for word in text.split()]
+
+    def encode_batch(self, texts, add_special_tokens):
+        return [types.SimpleNamespace(ids=self.encode(text)) for text in texts]
+
+    def decode(self, ids):
+        return " ".join(str(id_) for id_ in ids if id_ < 90)
+
+
+def test_synthesis_goes_on_where_it_was_cut_and_writes_the_same(tmp_path):
+    target = dataclasses.replace(runs.target(), tokenizer=Numbers())
+    rng = np.random.default_rng(1)
+    file = tmp_path / "prompts.jsonl"
+    texts = [" ".join(map(str, rng.integers(0, 90, rng.integers(2, 12)))) for _ in range(9)]
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in [*texts, texts[0]]))
+    config = SynthesisConfig(
+        invent=3, max_invented_tokens=6, max_prompt_tokens=14, max_new_tokens=10, temperatures=((0, 1), (0.9, 1)),
+        min_prompt_words=1,
+    )  # fmt: skip
+    options = {"prompts": [file], "slots": 4, "shard_size": 3, "steps_per_dispatch": 5, "say": runs.silent}
+    whole = synthesize(target, tmp_path / "whole", config, **options)
+    assert whole.remaining == 0
+    assert whole.conversations >= 9
+    calls = 0
+    while True:
+        result = synthesize(target, tmp_path / "parts", config, max_seconds=0, **options)
+        calls += 1
+        if not result.remaining:
+            break
+    assert calls > 1
+    assert (result.conversations, result.tokens) == (whole.conversations, whole.tokens)
+
+    def rows(folder):
+        return sorted((c.tokens.tolist(), c.assistant.tolist(), c.temperature) for c in read_shards(folder))
+
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    assert {heat for *_, heat in rows(tmp_path / "whole")} == {0.0, float(np.float32(0.9))}
+    with pytest.raises(DataError, match="begun with another max_new_tokens: 10, not 9"):
+        synthesize(target, tmp_path / "parts", dataclasses.replace(config, max_new_tokens=9), **options)
+    evaluation = tmp_path / "evaluation.jsonl"
+    evaluation.write_text(json.dumps({"turns": [texts[4]]}) + "\n")
+    with pytest.raises(
+        DataError, match=r"prompts\.jsonl line 5 overlaps with the evaluation sample evaluation\.jsonl line 1"
+    ):
+        synthesize(target, tmp_path / "other", config, evaluation=[evaluation], **options)
 
 
 def test_shards_give_back_what_was_written(tmp_path):
