@@ -89,8 +89,9 @@ def test_exactly_the_budget_is_emitted_by_long_chains(pair):
 
 
 def test_time_of_compilation_is_apart(pair):
+    speculate(pair, PROMPTS)
     timing = speculate(pair, PROMPTS).timing
-    assert timing.compile_seconds < 0.2  # the programs were there already
+    assert timing.compile_seconds < 0.2  # the programs are there already
     assert timing.attention == {"prefill": "xla_blocked", "verify": "xla_blocked", "draft": "xla_blocked"}
     assert timing.prefill_seconds > 0
     assert timing.decode_seconds > 0
