@@ -134,7 +134,7 @@ class Campaign:
     def check(self) -> None:
         self.ties.check()
         print(f"{self.shape}: accepted lengths {sorted(self.lengths.items())}")
-        assert len([n for n in self.lengths.values() if n > 5]) >= min(3, self.shape.tree.max_depth + 1), (
+        assert len([n for n in self.lengths.values() if n > 2]) >= min(3, self.shape.tree.max_depth + 1), (
             "drafts must be accepted"
         )
 
