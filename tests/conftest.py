@@ -4,6 +4,8 @@ import importlib.util
 import os
 from pathlib import Path
 
+import pytest
+
 # The CPU comes first and so is the default; tests of GPU kernels ask for the GPU by name.
 _gpu = Path("/dev/nvidia0").exists() and any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13))
 os.environ["JAX_PLATFORMS"] = "cpu,cuda" if _gpu else "cpu"
@@ -27,3 +29,10 @@ os.environ.setdefault(
 )
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 10**9)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+
+LONGEST_FIRST = ("test_tpu_compile.py", "test_equality.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Starts with the longest files, so that no worker is left with one of them while the others have nothing to do."""
+    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.name) if item.path.name in LONGEST_FIRST else 2)

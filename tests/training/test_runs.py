@@ -28,7 +28,7 @@ def measured(folder, depth: int, **options):
 
 @pytest.mark.parametrize(
     "method",
-    ["eagle3.1", pytest.param("eagle3", marks=pytest.mark.slow), pytest.param("eagle", marks=pytest.mark.slow)],
+    [pytest.param(m, marks=pytest.mark.slow) for m in ("eagle3.1", "eagle3", "eagle")],
 )
 def test_an_overfitted_head_is_accepted_in_decoding_as_the_trainer_says(tmp_path, method):
     result = train(
