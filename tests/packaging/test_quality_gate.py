@@ -65,7 +65,12 @@ def gate(tmp_path):
     return run
 
 
-STEPS = ["ruff check .", "ruff format --check .", "mypy", "python -m pytest -n 2 --dist loadfile"]
+STEPS = [
+    "ruff check .",
+    "ruff format --check .",
+    "mypy",
+    "python -m pytest -n 2 --dist loadfile --no-loadscope-reorder",
+]
 
 
 def test_the_gate_installs_and_then_takes_every_step(gate):
