@@ -126,5 +126,12 @@ def _tree(options: argparse.Namespace, platform: str) -> "TreeConfig":
 
     if options.tree is not None:
         return TreeConfig(**options.tree)
+    return default_chain(options, platform)
+
+
+def default_chain(options: argparse.Namespace, platform: str) -> "TreeConfig":
+    """The chain that was asked for, or the platform's."""
+    from eagle_jax.decoding.tree import TreeConfig
+
     length = options.num_speculative_tokens or (DEFAULT_CHAIN_CPU if platform == "cpu" else DEFAULT_CHAIN)
     return TreeConfig.chain(length)

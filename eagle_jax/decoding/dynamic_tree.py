@@ -73,6 +73,22 @@ def grow_dynamic_tree(
         return jnp.concatenate([first, levels.swapaxes(0, 1).reshape(batch, depth * k * k)], axis=1)
 
     tokens, scores, parents = map(in_order, first, levels)  # [B, pool]
+    return keep_best(config, state.roots, tokens, scores, parents)
+
+
+def keep_best(
+    config: TreeConfig, roots: jax.Array, tokens: jax.Array, scores: jax.Array, parents: jax.Array
+) -> DraftTree:
+    """The tree of the best `total_tokens - 1` nodes of a pool, in creation order.
+
+    Args:
+      config: shape of the tree.
+      roots: int32 `[B]`.
+      tokens: of every node that was scored, int32 `[B, pool_size]` in creation order, as for the next two.
+      scores: float32; a child's never exceeds its parent's.
+      parents: place of each node's parent in the pool, `ROOT_PARENT` for the root's children, int32.
+    """
+    k, batch = config.top_k, tokens.shape[0]
     # A child never outranks its parent, and top_k prefers the lower index, so every kept node's parent is kept.
     kept = jnp.sort(jax.lax.top_k(scores, config.total_tokens - 1)[1], axis=1)
     place = jnp.zeros(tokens.shape, jnp.int32)  # node index of each kept pool node
@@ -80,7 +96,7 @@ def grow_dynamic_tree(
     parent = jnp.take_along_axis(parents, kept, axis=1)
     parent = jnp.where(parent < 0, 0, jnp.take_along_axis(place, jnp.maximum(parent, 0), axis=1))
     return DraftTree.with_root(
-        state.roots,
+        roots,
         tokens=jnp.take_along_axis(tokens, kept, axis=1),
         parents=parent,
         depths=jnp.where(kept < k, 1, 2 + (kept - k) // (k * k)),

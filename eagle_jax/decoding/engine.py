@@ -89,7 +89,9 @@ class Update:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Programs:
+class Programs:
+    """The compiled programs of an engine, which take what the functions of `eagle_jax.decoding.loop` take but the plan."""
+
     init: Callable[..., DecodeState]
     prefill: Callable[..., DecodeState]
     decode: Callable[..., tuple[DecodeState, Report]]
@@ -97,7 +99,7 @@ class _Programs:
     temporary_bytes: int
 
 
-_compiled: dict[Any, _Programs] = {}
+_compiled: dict[Any, Programs] = {}
 
 
 def _temporary_bytes(program: jax.stages.Compiled) -> int:
@@ -171,7 +173,7 @@ class Engine:
         self._weights = Weights(target_state, head_state)
         self._target_config, self._target_dtype = target.config, target.dtype
         self._draft_shape = None if head is None else (head.config, head.dtype)
-        self._programs: _Programs | None = None
+        self._programs: Programs | None = None
         self._state: DecodeState | None = None
         self._aborted: set[int] = set()
         self._serving = False
@@ -183,11 +185,24 @@ class Engine:
             leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
             key = (self.plan, structure, tuple(leaves), jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
             if key not in _compiled:
-                _compiled[key] = self._compile()
+                _compiled[key] = self.compile_programs()
             self._programs = _compiled[key]
         return self._programs.compile_seconds
 
-    def _compile(self) -> _Programs:
+    @property
+    def weights(self) -> Weights:
+        """The parameters, as the programs take them."""
+        return self._weights
+
+    @property
+    def programs(self) -> Programs:
+        """The programs; compiles them unless that was done before."""
+        self.compile()
+        assert self._programs is not None
+        return self._programs
+
+    def compile_programs(self) -> Programs:
+        """Compiles the programs, also if that was done before."""
         start = time.perf_counter()
         platform = jax.tree.leaves(self._weights)[0].sharding.device_set.copy().pop().platform
         options = CPU_COMPILER_OPTIONS if platform == "cpu" else None
@@ -198,7 +213,7 @@ class Engine:
         rounds = decode.lower(
             self.plan, self._weights, state, np.ones((self.plan.slots,), bool), np.int32(1), np.bool_(False)
         ).compile(options)
-        return _Programs(
+        return Programs(
             init=init,
             prefill=first,
             decode=rounds,
@@ -229,9 +244,7 @@ class Engine:
     @property
     def temporary_bytes(self) -> int:
         """Device memory of the largest program's temporaries, in bytes."""
-        self.compile()
-        assert self._programs is not None
-        return self._programs.temporary_bytes
+        return self.programs.temporary_bytes
 
     def abort(self, index: int) -> None:
         """Ends a request of the running `serve` after the dispatch in flight; its completion holds what was emitted so far."""
@@ -292,9 +305,7 @@ class Engine:
             self._serving = False
 
     def _dispatches(self, requests: Sequence[Request], rounds_per_dispatch: int | None) -> Iterator[list[Update]]:
-        self.compile()
-        programs, weights = self._programs, self._weights
-        assert programs is not None
+        programs, weights = self.programs, self._weights
         # A state left by a request that was not finished serves as well as a new one: prefill resets a slot completely.
         state = self._state if self._state is not None else programs.init(weights)
         self._state = None

@@ -1,0 +1,246 @@
+"""`eagle-jax bench`: what plain decoding, a round of speculative decoding and its parts cost on this device."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle_jax.cli import options as shared
+from eagle_jax.cli.runtime import keep_compiled_programs, select_device
+from eagle_jax.cli.session import UsageError, default_chain, start
+
+if TYPE_CHECKING:
+    from eagle_jax.decoding.tree import StaticTree, TreeConfig
+    from eagle_jax.measurement.bench import BenchSettings
+    from eagle_jax.models import DraftHead, Llama
+
+TOLERANCE = 0.1
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure plain decoding, a round, and the parts of a round",
+        description="Measure a step of plain decoding, a round of speculative decoding and its parts, each as a loop inside one "
+        "program, against the time that the bytes they read take to copy on the same device. With --random-weights any "
+        "published geometry can be measured without a checkpoint. Speeds at --accepted-length are computed from the measured "
+        "times: the acceptance is synthetic.",
+        allow_abbrev=False,
+    )
+    shared.add_model_options(parser)
+    parser.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="--model is a published geometry (8B, 70B, 3B, 1B, 135M or the full name) or a config.json; weights are made on the "
+        "device, those of an EAGLE-3 head for it too",
+    )
+    parser.add_argument("--plain-only", action="store_true", help="measure no speculation")
+    shared.add_draft_shape_options(parser)
+    group = parser.add_argument_group("measurement")
+    group.add_argument(
+        "--batch", type=shared.integer(1), default=1, metavar="B", help="sequences side by side (default: 1)"
+    )
+    group.add_argument(
+        "--context",
+        type=shared.integer(2),
+        default=1024,
+        metavar="N",
+        help="tokens of each at the start (default: 1024)",
+    )
+    group.add_argument(
+        "--accepted-length",
+        type=float,
+        metavar="X",
+        help="also print speeds at so many tokens a round (synthetic acceptance)",
+    )
+    group.add_argument("--no-parts", action="store_true", help="measure whole rounds only")
+    group.add_argument(
+        "--runs", type=shared.integer(1), default=5, metavar="N", help="runs, whose median counts (default: 5)"
+    )
+    group.add_argument(
+        "--steps", type=shared.integer(1), metavar="N", help="steps of a run (default: as many as take 0.2 s)"
+    )
+    group = parser.add_argument_group("results")
+    group.add_argument("--json", action="store_true", help="print the report as JSON")
+    group.add_argument("--output", type=Path, metavar="FILE", help="write the report to this JSON file")
+    group.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the parts against the floor (.png, .svg, .pdf)"
+    )
+    group.add_argument(
+        "--check",
+        type=Path,
+        metavar="FILE",
+        help="measure the same and compare with the report in this file, ratio by ratio; exit code 1 if one got worse",
+    )
+    group.add_argument(
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        metavar="X",
+        help="share by which a ratio may grow (default: %(default)s)",
+    )
+    shared.add_reporting_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, prints, compares."""
+    if options.accepted_length is not None and not options.accepted_length >= 1:
+        raise UsageError(f"--accepted-length must be at least 1, got {options.accepted_length}")
+    if not options.tolerance >= 0:
+        raise UsageError(f"--tolerance must be at least 0, got {options.tolerance}")
+    before = None if options.check is None else read_report(options.check)
+    target, head, tree, settings = prepare(options)
+
+    from eagle_jax.measurement import bench
+    from eagle_jax.measurement.compare import compare
+    from eagle_jax.measurement.picture import draw
+
+    if tree is not None and settings.accepted_length is not None and settings.accepted_length > tree.max_depth + 1:
+        raise UsageError(
+            f"--accepted-length {settings.accepted_length} exceeds the {tree.max_depth + 1} tokens that a round can emit"
+        )
+    if before is not None:  # a difference is reported before anything is measured
+        compare(before, {**before, "settings": dataclasses.asdict(settings)})
+    say = (lambda text: None) if options.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+    report = bench.run(target, head, tree, settings, say)
+    if options.output is not None:
+        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if options.picture is not None:
+        draw(report, options.picture)
+    if options.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print_report(report)
+    if before is None:
+        return 0
+    changes = compare(before, report)
+    worse = [change for change in changes if change.worse(options.tolerance)]
+    for change in changes:
+        mark = "WORSE" if change in worse else "ok"
+        print(f"{mark:5} {change.name}: {change.before:.3f} before, {change.now:.3f} now", file=sys.stderr)
+    return 1 if worse else 0
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report that `--output` wrote.
+
+    Raises:
+      UsageError: the file is not there, or is none.
+    """
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--check {path}: {error}") from error
+    if not isinstance(report, dict) or not {"settings", "steps", "parts"} <= set(report):
+        raise UsageError(f"--check {path} is no report of eagle-jax bench")
+    return report
+
+
+def prepare(
+    options: argparse.Namespace,
+) -> "tuple[Llama, DraftHead | None, TreeConfig | StaticTree | None, BenchSettings]":
+    """Loads or makes the models."""
+    from eagle_jax.measurement.bench import BenchSettings
+
+    if not options.random_weights:
+        session = start(options, plain=options.plain_only)
+        target, tree = session.target.model, session.tree
+        head = None if session.draft is None else session.draft.head
+        names = session.target.name, None if session.draft is None else session.draft.name
+    else:
+        target, head, tree, names = make_random(options)
+    return (
+        target,
+        head,
+        tree,
+        BenchSettings(
+            model=names[0],
+            draft=names[1],
+            random_weights=options.random_weights,
+            dtype=str(target.dtype),
+            batch=options.batch,
+            context=options.context,
+            tree=None if tree is None else dataclasses.asdict(tree),
+            accepted_length=options.accepted_length,
+            parts=not options.no_parts,
+            runs=options.runs,
+            steps=options.steps,
+        ),
+    )
+
+
+def make_random(
+    options: argparse.Namespace,
+) -> "tuple[Llama, DraftHead | None, TreeConfig | None, tuple[str, str | None]]":
+    """A target of a published geometry and an EAGLE-3 head for it, with random weights."""
+    if options.model is None:
+        raise UsageError("--random-weights needs --model: a published geometry such as 8B, or a config.json")
+    if options.draft is not None:
+        raise UsageError("--random-weights makes the draft head too: leave --draft out")
+    backend = select_device(options.device)
+
+    import jax.numpy as jnp
+
+    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.loading.demo_target import cache_folder
+    from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry, random_head, random_target
+
+    keep_compiled_programs(cache_folder() / "compiled")
+    name, config = find_geometry(options.model)
+    automatic = "float32" if backend.platform == "cpu" else "bfloat16"
+    dtype = jnp.dtype(automatic if options.dtype == "auto" else options.dtype)
+    target = random_target(config, dtype)
+    if options.plain_only:
+        return target, None, None, (name, None)
+    tree = TreeConfig(**options.tree) if options.tree else default_chain(options, backend.platform)
+    return target, random_head(eagle3_head_of(config), dtype), tree, (name, f"EAGLE-3 head for {name}")
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Prints the report to standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    settings, speed = report["settings"], report["speed"]
+    weights = "random weights" if settings["random_weights"] else "checkpoint"
+    table = Table(
+        title=f"{settings['model']} ({weights}), {settings['dtype']}, batch {settings['batch']}, context {settings['context']}, "
+        f"{report['device']['kind']}",
+        title_justify="left",
+    )
+    for name in ("", "ms", "reads", "floor ms", "of copy bandwidth", "measured as"):
+        table.add_column(name, justify="right" if name in ("ms", "reads", "floor ms", "of copy bandwidth") else "left")
+    for group in (report["steps"], report["parts"]):
+        for part in group:
+            share = part["share_of_copy_bandwidth"]
+            table.add_row(
+                part["name"] if part["count"] == 1 else f"{part['count']} {part['name']}",
+                f"{part['ms']:.3f}",
+                f"{part['bytes'] / 1e9:.3f} GB" if part["bytes"] else "",
+                f"{part['floor_ms']:.3f}" if part["bytes"] else "",
+                f"{100 * share:.0f} %" if share else "",
+                part["how"],
+            )
+        table.add_section()
+    Console(highlight=False, width=None if sys.stdout.isatty() else 130).print(table)
+    print(f"Copy bandwidth {report['copy_bandwidth_bytes_per_s'] / 1e9:.0f} GB/s; medians of {settings['runs']} runs.")
+    print(f"Plain decoding: {speed['plain_tokens_per_second']:.1f} tokens/s.")
+    if "break_even_accepted_length" in speed:
+        print(
+            f"A round costs {speed['break_even_accepted_length']:.3f} plain steps: speculation wins beyond that accepted length."
+        )
+    if "accepted_length" in speed:
+        print(
+            f"At accepted length {speed['accepted_length']} (synthetic: given, not measured): "
+            f"{speed['speculative_tokens_per_second']:.1f} tokens/s, {speed['speed_up']:.2f} x plain decoding."
+        )
+    for kind, compiled in report["compilation"].items():
+        cached = compiled["seconds_from_cache"]
+        again = "" if cached is None else f", {cached:.1f} s from the persistent cache"
+        print(f"{kind.capitalize()}: {compiled['programs']} programs, compiled in {compiled['seconds']:.1f} s{again}.")
+        print(f"  First token of a prompt as long as the context: {report['first_token_ms'][kind]:.1f} ms.")
+    print(f"Peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB.")

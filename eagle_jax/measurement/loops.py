@@ -1,0 +1,173 @@
+"""Parts of a round, each repeated inside a program of its own, so that no dispatch is counted.
+
+Every repetition depends on the one before, in ways that the compiler cannot see through; otherwise it would run a part once.
+"""
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.decoding.accept import accept
+from eagle_jax.decoding.commit import commit
+from eagle_jax.decoding.dynamic_tree import keep_best
+from eagle_jax.decoding.eagle_drafter import EagleDrafter
+from eagle_jax.decoding.loop import Plan, Weights
+from eagle_jax.decoding.state import RUNNING, DecodeState
+from eagle_jax.decoding.tree import ROOT_PARENT, DraftTree, StaticTree, TreeConfig, ancestor_mask
+from eagle_jax.decoding.verify import TargetOutput, verify
+from eagle_jax.models.cache import KVRows
+
+LEAST_SECONDS = 0.2
+"""A measured loop takes at least so long where its steps may be chosen."""
+MOST_STEPS = 4096
+
+
+@functools.partial(jax.jit, static_argnames="max_length", donate_argnames="state")
+def at_length(state: DecodeState, length: jax.Array | int, max_length: int) -> DecodeState:
+    """A state whose slots all hold `length` committed rows of zeros and run on up to `max_length` tokens."""
+    lengths = jnp.full_like(state.lengths, length)
+    return dataclasses.replace(
+        state,
+        lengths=lengths,
+        prompt_lengths=lengths,
+        limits=jnp.full_like(lengths, max_length),
+        finish=jnp.full_like(lengths, RUNNING),
+        rounds=jnp.zeros_like(lengths),
+        draft=dataclasses.replace(state.draft, lengths=jnp.maximum(lengths - 1, 0)),
+    )
+
+
+def some_tree(tree: TreeConfig | StaticTree, slots: int) -> DraftTree:
+    """A tree of the right shape for every slot: level by level, each level as wide as `top_k` allows."""
+    if isinstance(tree, StaticTree):
+        parents = tree.parents
+    else:
+        parents = np.maximum(np.arange(tree.total_tokens) - tree.top_k, 0)
+        parents[0] = ROOT_PARENT
+    depths = np.zeros_like(parents)
+    for node in range(1, len(parents)):
+        depths[node] = depths[parents[node]] + 1
+    shape = (slots, len(parents))
+    return DraftTree(
+        tokens=jnp.zeros(shape, jnp.int32),
+        parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), shape),
+        depths=jnp.broadcast_to(jnp.asarray(depths, jnp.int32), shape),
+        scores=jnp.zeros(shape, jnp.float32),
+    )
+
+
+def propose_loop(
+    plan: Plan, tree: TreeConfig | StaticTree, weights: Weights, state: DecodeState, steps: jax.Array
+) -> DecodeState:
+    """Drafts `steps` trees: the extend step, and all that grows the tree, which may be another one than the plan's."""
+    _, drafter = plan.modules(weights)
+    assert isinstance(drafter, EagleDrafter)
+    drafter = dataclasses.replace(drafter, tree=tree)
+    slots = jnp.arange(plan.slots)
+
+    def step(_: jax.Array, state: DecodeState) -> DecodeState:
+        tree, draft = drafter.propose(state)
+        unlikely = jnp.isinf(tree.scores).any()
+        features = draft.features + unlikely.astype(draft.features.dtype)
+        draft = dataclasses.replace(draft, lengths=state.draft.lengths, features=features)
+        tokens = state.tokens.at[slots, state.lengths].set(tree.tokens[:, -1])  # the next root
+        return dataclasses.replace(state, tokens=tokens, draft=draft)
+
+    return jax.lax.fori_loop(0, steps, step, state)
+
+
+def verify_loop(
+    plan: Plan, weights: Weights, state: DecodeState, tree: DraftTree, steps: jax.Array
+) -> tuple[DecodeState, jax.Array]:
+    """Verifies a tree `steps` times; the cache is only read."""
+    target, drafter = plan.modules(weights)
+
+    def step(_: jax.Array, tokens: jax.Array) -> jax.Array:
+        at = dataclasses.replace(tree, tokens=tokens)
+        return verify(target, state, at, drafter.max_depth, drafter.capture_layers).choices
+
+    return state, jax.lax.fori_loop(0, steps, step, tree.tokens)
+
+
+def commit_loop(
+    plan: Plan, weights: Weights, state: DecodeState, tree: DraftTree, rows: KVRows, steps: jax.Array
+) -> DecodeState:
+    """Accepts and commits `steps` times, as if the target had said something about the tree."""
+    _, drafter = plan.modules(weights)
+    features = state.draft.features[:, :1]
+    features = jnp.broadcast_to(features, (plan.slots, tree.tokens.shape[1], features.shape[2]))
+    start = state
+
+    def step(_: jax.Array, carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
+        state, choices = carry
+        ancestors = ancestor_mask(tree.parents, drafter.max_depth)
+        output = TargetOutput(choices, features, rows, ancestors)
+        new = commit(state, state.draft, output, accept(tree, output, drafter.max_depth))
+        choices = jnp.broadcast_to(new.lengths[:, None] % 2, choices.shape)
+        kept = {name: getattr(start, name) for name in ("lengths", "finish", "rounds")}
+        return dataclasses.replace(new, **kept), choices
+
+    return jax.lax.fori_loop(0, steps, step, (state, tree.tokens))[0]
+
+
+def build_loop(config: TreeConfig, slots: int, scores: jax.Array, steps: jax.Array) -> jax.Array:
+    """Keeps the best nodes of a dynamic tree `steps` times."""
+    roots = jnp.zeros((slots,), jnp.int32)
+    tokens = jnp.zeros(scores.shape, jnp.int32)
+    parents = jnp.zeros(scores.shape, jnp.int32).at[:, : config.top_k].set(ROOT_PARENT)
+
+    def step(_: jax.Array, scores: jax.Array) -> jax.Array:
+        tree = keep_best(config, roots, tokens, scores, parents)
+        return scores - (tree.depths.sum() + tree.parents.sum() + tree.scores.sum()) * 1e-9
+
+    return jax.lax.fori_loop(0, steps, step, scores)
+
+
+def copy_loop(x: jax.Array, steps: jax.Array) -> jax.Array:
+    """Reads and writes an array `steps` times."""
+    return jax.lax.fori_loop(0, steps, lambda i, x: x + 1, x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Times of one step of a loop, in milliseconds."""
+
+    ms: float
+    """Median over the runs."""
+    runs: list[float]
+    steps: int
+    """Steps of each run."""
+
+
+def measure(run: Callable[[int], tuple[float, int]], *, runs: int, steps: int | None = None) -> Measured:
+    """Times a loop.
+
+    Args:
+      run: runs a number of steps; returns the seconds, and the steps that were really run.
+      runs: measured runs, after one that does not count.
+      steps: of each run; None takes as many as make it last `LEAST_SECONDS`.
+    """
+    seconds, done = run(steps or 4)
+    if steps is None:
+        seconds, done = run(4)
+        steps = int(np.clip(np.ceil(LEAST_SECONDS / (seconds / done)), 8, MOST_STEPS))
+    times = []
+    for _ in range(runs):
+        seconds, done = run(steps)
+        times.append(seconds / done * 1e3)
+    return Measured(statistics.median(times), times, done)
+
+
+def timed(program: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """Seconds that a program takes, and its result."""
+    jax.block_until_ready(arguments)
+    start = time.perf_counter()
+    result = jax.block_until_ready(program(*arguments))
+    return time.perf_counter() - start, result
