@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_jax.cli import options as shared
-from eagle_jax.cli.report import summary, to_json
+from eagle_jax.cli.report import seed_of, summary, to_json
 from eagle_jax.cli.runtime import stage
 from eagle_jax.cli.session import UsageError, start
 
@@ -44,6 +44,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="end the output at this text; may be given several times"
     )
+    shared.add_sampling_options(parser)
     shared.add_reporting_options(parser)
     parser.set_defaults(run=run)
 
@@ -55,11 +56,13 @@ def run(options: argparse.Namespace) -> int:
     prompts = [options.prompt] if options.prompts_file is None else read_prompts(options.prompts_file)
     if options.stream and len(prompts) != 1:
         raise UsageError(f"--stream prints one answer, and {options.prompts_file} holds {len(prompts)} prompts")
-    session = start(options, plain=options.no_draft)
 
     from eagle_jax.sampling import SamplingParams
 
-    params = SamplingParams(max_tokens=options.max_tokens, stop=options.stop, ignore_eos=options.ignore_eos)
+    params = SamplingParams(
+        max_tokens=options.max_tokens, stop=options.stop, ignore_eos=options.ignore_eos, **shared.sampling(options)
+    )
+    session = start(options, plain=options.no_draft)
     runner = session.runner(speculative=session.draft is not None)
     tokenizer = session.target.tokenizer
     chat = not options.no_chat and tokenizer is not None and tokenizer.chat_template is not None
@@ -68,14 +71,18 @@ def run(options: argparse.Namespace) -> int:
         for index, prompt in enumerate(read):
             print(f"Prompt {index}: {prompt.text!r} {len(prompt.token_ids)} tokens", file=sys.stderr)
     if options.stream:
-        deltas = runner.stream(read, [params])  # checks the prompt before anything is compiled
+        done: list[RowResult] = []
+        # Checks the prompt before anything is compiled.
+        deltas = runner.stream(read, [params], on_finish=lambda _, row: done.append(row))
         with stage("Compiling", quiet=options.quiet):
-            runner.compile(prompts=1, tokens=len(read[0].token_ids) + options.max_tokens)
+            runner.compile(prompts=1, tokens=len(read[0].token_ids) + options.max_tokens, params=params)
         for delta in deltas:
             print(
                 delta.text if tokenizer is not None else " ".join(map(str, [*delta.token_ids, ""])), end="", flush=True
             )
         print()
+        if not options.quiet and seed_of(done):
+            print(seed_of(done).removeprefix(", "), file=sys.stderr)
         return 0
     rows, timing = runner.run(read, [params] * len(read), progress=not options.quiet)
     if options.json:

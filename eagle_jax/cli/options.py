@@ -1,7 +1,9 @@
 """Options that several subcommands share, and what their values mean."""
 
 import argparse
+import math
 from collections.abc import Callable
+from typing import Any
 
 DEVICES = ("cpu", "gpu", "tpu")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -37,6 +39,17 @@ def tree(text: str) -> dict[str, int]:
             f"{text!r} is not TOTAL,DEPTH,TOP_K: three integers joined by commas, such as 60,7,10"
         ) from None
     return sizes
+
+
+def number(text: str) -> float:
+    """An argparse type: a finite number; what it may be is checked where it is used."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not finite")
+    return value
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +106,50 @@ def add_output_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> N
         help="most tokens of an answer (default: %(default)s)",
     )
     group.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens past the end of the answer")
+
+
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+)
+"""Options of `add_sampling_options`, under the names of `SamplingParams`' fields."""
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen. What is not given is not set, so that `SamplingParams` has its own defaults and checks."""
+    group = parser.add_argument_group("sampling")
+    helps = {
+        "temperature": "0 takes the likeliest token (default); above it tokens are drawn",
+        "top_p": "draw from the likeliest tokens that have this much probability together",
+        "top_k": "draw from the K likeliest tokens",
+        "min_p": "draw from tokens at least this share as likely as the likeliest",
+        "seed": "the same seed gives the same text, with or without a draft head (default: a fresh one, which is reported)",
+        "repetition_penalty": "divides the logits of tokens that occurred",
+        "presence_penalty": "subtracted from the logits of tokens of the output",
+        "frequency_penalty": "the same, for each time that they occurred",
+        "min_tokens": "no end of the answer before so many tokens",
+    }
+    for name in SAMPLING:
+        whole = name in ("top_k", "seed", "min_tokens")
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=integer(-(2**63)) if whole else number,
+            metavar="N" if whole else "X",
+            help=helps[name],
+        )
+
+
+def sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """What was given of `add_sampling_options`, as keywords of `SamplingParams`."""
+    given = {name: getattr(options, name) for name in SAMPLING}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def add_reporting_options(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,12 @@ def summary(rows: "list[RowResult]", timing: "Timing") -> str:
     total = total_metrics(rows)
     speed = f"{timing.output_tokens} tokens, {timing.tokens_per_second:.1f} tokens/s"
     acceptance = f", accepted length {total.mean_acceptance_length:.2f}" if total.drafted else ""
-    return f"{speed}{acceptance}; compiled in {timing.compile_seconds:.1f} s before"
+    return f"{speed}{acceptance}{seed_of(rows)}; compiled in {timing.compile_seconds:.1f} s before"
+
+
+def seed_of(rows: "list[RowResult]") -> str:
+    """The seed of a single output that was sampled, to be said behind something else."""
+    return f", seed {rows[0].seed}" if len(rows) == 1 and rows[0].seed is not None else ""
 
 
 def total_metrics(rows: "list[RowResult]") -> "AcceptanceMetrics":
@@ -43,6 +48,7 @@ def to_json(session: Session, rows: "list[RowResult]", timing: "Timing") -> dict
                 "token_ids": row.token_ids,
                 "finish_reason": row.finish_reason,
                 "stop_reason": row.stop_reason,
+                "seed": row.seed,
                 "accepted_lengths": row.metrics.accepted_lengths,
             }
             for row in rows

@@ -18,6 +18,7 @@ from eagle_jax.models.llama import Llama
 from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.processing import log_probabilities, process_logits
 from eagle_jax.sampling.settings import SlotSettings
+from eagle_jax.sampling.top_k import top_k
 
 _NEVER_DRAWN = -1e4
 """Added to the draft logits of tokens that the request's cuts remove: behind all others, but still in order."""
@@ -129,7 +130,7 @@ class EagleDrafter:
                 noise = state.sampling.target_noise((state.lengths + 1 + level)[:, None], self.vocabulary)  # [B, 1, Vd]
                 logits = self._cut(logits, settings) + jnp.where(settings.greedy[:, None, None], 0, noise)
         with jax.named_scope("top_k"):
-            peak, ids = jax.lax.top_k(logits, count)
+            peak, ids = top_k(logits, count)
             scores = peak - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         return scores, self.head.target_ids(ids.astype(jnp.int32))
 
@@ -158,7 +159,7 @@ class EagleDrafter:
             first, second = stream_key(settings.seeds, state.lengths, Stream.DRAFT)
             lanes = jnp.asarray(nodes, jnp.int32)[None]  # every node draws by its own numbers
             noise = vocabulary_gumbel((first[:, None], second[:, None]), self.vocabulary, lanes)  # [B, T, Vd]
-        _, ids = jax.lax.top_k(scores + jnp.where(settings.greedy[:, None, None], 0, noise), count)
+        _, ids = top_k(scores + jnp.where(settings.greedy[:, None, None], 0, noise), count)
         drawn = jnp.take_along_axis(scores, ids, axis=-1)
         return drawn, self.head.target_ids(ids.astype(jnp.int32)), jnp.exp(scores)
 

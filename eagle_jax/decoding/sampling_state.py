@@ -9,6 +9,7 @@ from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.params import MAX_LOGPROBS, Features
 from eagle_jax.sampling.processing import control_logits, log_probabilities, process_logits
 from eagle_jax.sampling.settings import SlotSettings
+from eagle_jax.sampling.top_k import top_k
 
 
 @jax.tree_util.register_dataclass
@@ -80,7 +81,7 @@ class LogProbs:
         scores = log_probabilities(logits)
         chosen = jnp.take_along_axis(scores, jnp.maximum(tokens, 0)[..., None], axis=-1)
         ranks = (scores >= chosen).sum(-1, dtype=jnp.int32)
-        top, top_ids = jax.lax.top_k(scores, self.top.shape[-1])
+        top, top_ids = top_k(scores, self.top.shape[-1])
         steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         at = jnp.where(steps < counts[:, None], places[:, None] + steps, self.chosen.shape[1])
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.sampling.settings import Controls, SlotSettings
+from eagle_jax.sampling.top_k import top_k
 
 NO_TOKEN = -1
 """The choice from a row of which no token has a probability."""
@@ -88,7 +89,7 @@ def _cut(x: jax.Array, settings: SlotSettings) -> jax.Array:
     everything = jnp.full(x.shape[:-1], jnp.inf, jnp.float32)
 
     def cut(x: jax.Array) -> jax.Array:
-        shortlist = -jax.lax.top_k(x, min(SHORTLIST, x.shape[-1]))[0]  # [B, N, s], ascending
+        shortlist = -top_k(x, min(SHORTLIST, x.shape[-1]))[0]  # [B, N, s], ascending
         limit = _count_cut(x, shortlist, jnp.where(by_count, settings.top_k, 1))
         limit = jnp.where(by_count[:, None], limit, jnp.inf)
         goal = jnp.where(by_mass, settings.top_p, 0)[:, None]

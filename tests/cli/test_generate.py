@@ -85,6 +85,7 @@ def test_json_holds_everything_a_program_needs(command, chat_model, head):
         "token_ids": result.token_ids[0],
         "finish_reason": "length",
         "stop_reason": None,
+        "seed": None,
         "accepted_lengths": result.metrics[0].accepted_lengths,
     }
     assert found["model"] == chat_model
@@ -187,6 +188,36 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
     file.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(UsageError, match="cannot be read"):
         read_prompts(str(file))
+
+
+def test_sampling_options_are_those_of_the_python_api(command, chat_model, head):
+    options = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 7}
+    target = load_target(chat_model)
+    wanted = generate(target, "the fox", max_new_tokens=12, chat=True, ignore_eos=True, **options)
+    given = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    for more in ((), ("--stream",)):
+        code, out, err = command("generate", "the fox", *more, "--model", chat_model, "--draft", head, *given, *SMALL)
+        assert (code, out) == (0, wanted.texts[0] + "\n")
+        assert "seed 7" in err
+    _, out, err = command("generate", "the fox", "--json", "--temperature", "1", "--model", chat_model, *SMALL)
+    assert f"seed {json.loads(out)['outputs'][0]['seed']}" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--temperature", "-1"), "temperature must be"),
+        (("--temperature", "warm"), "'warm' is not a number"),
+        (("--top-p", "0"), "top_p must be"),
+        (("--top-k", "1.5"), "'1.5' is not an integer"),
+        (("--seed", str(2**63)), "seed must be"),
+        (("--min-p", "nan"), "'nan' is not finite"),
+    ],
+)
+def test_sampling_options_that_cannot_be_are_refused_before_anything_is_loaded(command, option, message):
+    code, out, err = command("generate", "the fox", "--model", "nowhere", *option)
+    assert (code, out) == (2, "")
+    assert message in err
 
 
 @pytest.mark.slow

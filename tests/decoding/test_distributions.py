@@ -58,4 +58,5 @@ def test_three_tokens(case: str, requests: list[dict], missing: bool) -> None:
         + " ".join(f"{p:.2g}" for p in values)
     )
     assert min(values) > 1e-3 / CELLS
-    assert tree is None or sampler.accepted > 0.05 * sampler.drafted_rounds
+    # Drafts that never are the likeliest token are accepted in a round out of eighty.
+    assert tree is None or sampler.accepted > 0.01 * sampler.drafted_rounds
