@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from eagle_jax.sampling import SamplingParams
 from eagle_jax.sampling.params import check_seed
 from eagle_jax.speculative_config import SpeculativeConfig
 from eagle_jax.text import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -146,6 +149,7 @@ class LLM:
         if max_model_len is not None or max_num_seqs is not None:
             self._runner.check_memory(sequences=max_num_seqs or 1, max_model_len=max_model_len)
         self._counters = CumulativeCounters(None if draft is None else self._runner.depth)
+        self._warned = False
         self._request_numbers = itertools.count()
 
     @property
@@ -248,7 +252,8 @@ class LLM:
         """Counters over the life of this object, under vLLM's names; those of drafting only with a draft head.
 
         `vllm:prompt_tokens`, `vllm:generation_tokens`, `vllm:spec_decode_num_drafts`, `vllm:spec_decode_num_draft_tokens`,
-        `vllm:spec_decode_num_accepted_tokens` and `vllm:spec_decode_num_accepted_tokens_per_pos`; see `eagle_jax.metrics`.
+        `vllm:spec_decode_num_accepted_tokens` and `vllm:spec_decode_num_accepted_tokens_per_pos`; see `eagle_jax.metrics`. When
+        they say that head and target hardly belong together, a warning is logged once.
         """
         return self._counters.read()
 
@@ -286,11 +291,17 @@ class LLM:
         params = _params_of_each(sampling_params, len(prompts))
         results, _ = self._runner.run(prompts, params, progress=use_tqdm, speculate=speculate)
         for result in results:
-            self._count(result)
+            self._count(result, speculate)
         return [self._output(result) for result in results]
 
-    def _count(self, result: RowResult) -> None:
-        self._counters.add(result.metrics, len(result.prompt.token_ids), len(result.token_ids))
+    def _count(self, result: RowResult, speculate: bool = True) -> None:
+        # Rounds that were told to accept nothing say nothing about the head.
+        metrics = result.metrics if speculate else None
+        self._counters.add(metrics, len(result.prompt.token_ids), len(result.token_ids))
+        if not self._warned and (text := self._counters.warning) is not None:
+            self._warned = True
+            assert self.draft is not None
+            _log.warning("%s: %s", self.draft.name, text)
 
     def _output(self, result: RowResult) -> RequestOutput:
         completion = CompletionOutput(

@@ -117,6 +117,37 @@ class Timing:
         return self.decoded_tokens / self.decode_seconds if self.decode_seconds else math.nan
 
 
+FEW_ACCEPTED = 1.05
+"""A mean acceptance length below it says that head and target hardly belong together."""
+ALL_ACCEPTED = 0.98
+"""A share of rounds above it that accept a draft at every depth is more than heads reach on ordinary text."""
+_ENOUGH_ROUNDS = 100
+
+
+def acceptance_warning(rounds: int, accepted_at_depth: Sequence[int]) -> str | None:
+    """What is suspicious about an acceptance, in a sentence; None if nothing is, or after fewer than 100 rounds.
+
+    Args:
+      rounds: rounds that drafted.
+      accepted_at_depth: those that accepted a draft at depth d + 1.
+    """
+    if rounds < _ENOUGH_ROUNDS or not accepted_at_depth:
+        return None
+    length = 1 + sum(accepted_at_depth) / rounds
+    deepest = accepted_at_depth[-1] / rounds
+    if length < FEW_ACCEPTED:
+        return (
+            f"the mean acceptance length is {length:.2f}, so the target rejects nearly every draft. The head may be one for "
+            "another target, or read other layers than it was trained with: see `eagle-jax inspect`"
+        )
+    if deepest > ALL_ACCEPTED:
+        return (
+            f"{100 * deepest:.0f} % of the rounds accepted a draft at every depth, which no head does on "
+            "ordinary text: the outputs may repeat themselves, or the draft is the target's own text"
+        )
+    return None
+
+
 class BatchMetrics(Sequence[AcceptanceMetrics]):
     """The metrics of each row of a call, in order; of all rows together; and what the call took."""
 
@@ -176,14 +207,19 @@ class CumulativeCounters:
         self._at_depth = None if depth is None else [0] * depth
         self._drafts = self._draft_tokens = self._prompt_tokens = self._generation_tokens = 0
 
-    def add(self, metrics: AcceptanceMetrics, prompt_tokens: int, output_tokens: int) -> None:
-        """Counts one finished request."""
+    def add(self, metrics: AcceptanceMetrics | None, prompt_tokens: int, output_tokens: int) -> None:
+        """Counts one finished request; without `metrics` its tokens alone, since its rounds were told to accept nothing."""
         self._prompt_tokens += prompt_tokens
         self._generation_tokens += output_tokens
-        if self._at_depth is not None:
+        if self._at_depth is not None and metrics is not None:
             self._drafts += metrics.rounds
             self._draft_tokens += metrics.drafted
             self._at_depth = [a + b for a, b in zip(self._at_depth, metrics.accepted_at_depth, strict=True)]
+
+    @property
+    def warning(self) -> str | None:
+        """What is suspicious about the acceptance so far (`acceptance_warning`)."""
+        return acceptance_warning(self._drafts, self._at_depth or ())
 
     def read(self) -> list[Counter | Vector]:
         """The counters as they stand."""

@@ -111,11 +111,20 @@ class Runner:
         return PromptReader(tokenizer=self.tokenizer, vocab_size=vocab_size, chat=chat, **chat_options).read(prompts)
 
     def run(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: bool, speculate: bool = True
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        *,
+        progress: bool,
+        speculate: bool = True,
+        least_prompts: int = 1,
+        least_tokens: int = 1,
     ) -> tuple[list[RowResult], Timing]:
         """Continues prompts to their ends; results in the order of the prompts.
 
-        Without `speculate`, which takes a shape-invariant runner, the same program accepts no draft.
+        Without `speculate`, which takes a shape-invariant runner, the same program accepts no draft. With `least_prompts` and
+        `least_tokens` (prompt and output) the program is the one of a call that has so many, so that calls of different sizes run
+        under the same conditions.
 
         Raises:
           ValueError: a prompt that leaves no room for output, or parameters that the model cannot honour, before anything runs.
@@ -124,6 +133,7 @@ class Runner:
         if not speculate and not self.shape_invariant:
             raise ValueError("speculate=False needs shape_invariant=True, whose program can decode plainly")
         job = self._prepare(prompts, params, streaming=False, speculate=speculate)
+        job.least_prompts, job.least_tokens = least_prompts, least_tokens
         rounds = ROUNDS_PER_DISPATCH if any(p.stop_strings for p in params) else None
         with progress_bar("Generating", len(prompts), enabled=progress) as advance:
             for delta in self._serve(job, rounds, progress):
@@ -246,8 +256,8 @@ class Runner:
             return
         requests = [job.requests[index] for index in wanted]
         shape = self._shape(
-            len(requests),
-            max(len(request.prompt) + request.max_new_tokens for request in requests),
+            max(len(requests), job.least_prompts),
+            max(job.least_tokens, *(len(request.prompt) + request.max_new_tokens for request in requests)),
             max(len(request.stop_ids) for request in requests),
             self._features([request.sampling for request in requests]),
         )
@@ -338,6 +348,8 @@ class _Job:
 
     rows: list[OutputRow]
     requests: list[Request]
+    least_prompts: int = 1
+    least_tokens: int = 1
     compile_seconds: float = 0.0
     prefill_seconds: float = 0.0
     seconds: float = 0.0

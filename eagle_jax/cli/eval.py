@@ -1,0 +1,166 @@
+"""`eagle-jax eval`: how much of a draft head's tokens the target accepts, measured as vLLM's spec_decode_offline.py does."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from eagle_jax.cli import measure
+from eagle_jax.cli.options import integer, tree
+from eagle_jax.cli.session import UsageError
+
+if TYPE_CHECKING:
+    from eagle_jax.evaluation import Configuration, Dataset, EvaluationSettings
+    from eagle_jax.evaluation.rows import Row
+    from eagle_jax.front.prompts import Prompt
+
+DEFAULT_CHAIN = 2
+"""As in vLLM's script."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
+    parser = commands.add_parser(
+        "eval",
+        help="measure the acceptance of a draft head on evaluation sets",
+        description="Measure how many drafted tokens a target accepts, and how fast it then is. Flags, meaning and the printed "
+        "lines are those of vLLM's spec_decode_offline.py where that has them. Every shape and temperature given is measured.",
+        allow_abbrev=False,
+    )
+    measure.add_model_options(parser)
+    shapes = parser.add_argument_group("what is drafted")
+    shapes.add_argument(
+        "--num-spec-tokens",
+        "--num-speculative-tokens",
+        dest="num_spec_tokens",
+        type=integer(1),
+        nargs="+",
+        metavar="K",
+        help="chains of K tokens a round (default: 2, unless --tree is given)",
+    )
+    shapes.add_argument(
+        "--tree",
+        type=tree,
+        nargs="+",
+        metavar="TOTAL,DEPTH,TOP_K",
+        help="trees: nodes with the root, expansions after the first level, children of a node; e.g. 60,7,10",
+    )
+    shapes.add_argument("--plain", action="store_true", help="decode plainly too, which gives the speed-up")
+    measure.add_dataset_options(parser)
+    parser.add_argument(
+        "--turns",
+        type=integer(1),
+        metavar="N",
+        help="turns of each question; later ones see the model's own answers (default: 1)",
+    )
+    measure.add_sampling_options(parser)
+    parser.add_argument("--print-output", action="store_true", help="print every prompt and answer")
+    measure.add_report_options(parser)
+    test = parser.add_argument_group("regression test")
+    test.add_argument(
+        "--test",
+        nargs="*",
+        metavar="NAME",
+        help="compare with expectations: shipped ones by name, or .json files; without names all of this target and head. Each "
+        "brings its own settings. Exit code 1 if one fails",
+    )
+    test.add_argument(
+        "--record",
+        action="store_true",
+        help="with --test: write what is measured into the expectations instead of comparing; a .json file that does not exist "
+        "is made from the settings given",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures and reports; 1 if something was left for the next run, or a test failed."""
+    if options.record and options.test is None:
+        raise UsageError("--record writes expectations, which --test must name")
+    measure.check_report_options(options)
+    if options.test is not None:
+        from eagle_jax.cli.eval_test import run_tests
+
+        return run_tests(options)
+    return run_evaluation(options)
+
+
+def run_evaluation(options: argparse.Namespace) -> int:
+    """An evaluation without expectations."""
+    from eagle_jax.evaluation import Report
+
+    datasets = read_datasets(options)
+    models = measure.Models(options, dtype=options.dtype or "auto")
+    if options.verbose:
+        models.show_template(datasets)
+    configurations = read_configurations(options)
+    evaluation = measure.measure(
+        models, configurations, datasets, read_settings(options), options, on_request=printer(options, models)
+    )
+    report = Report(evaluation)
+    measure.write_report(report, options)
+    measure.print_report(report, options)
+    return 0 if evaluation.complete else 1
+
+
+def read_datasets(options: argparse.Namespace) -> "list[Dataset]":
+    """The prompts that the options name.
+
+    Raises:
+      UsageError: a number of prompts that cannot be.
+      EvaluationError: as `find_datasets`.
+    """
+    from eagle_jax.evaluation import find_datasets
+
+    count = -1 if options.num_prompts is None else options.num_prompts
+    if count != -1 and count < 1:
+        raise UsageError(f"--num-prompts must be at least 1, or -1 for all, got {count}")
+    names = options.dataset_name or []
+    return [
+        dataset.select(None if count == -1 else count, options.category)
+        for dataset in find_datasets(names, options.dataset_path)
+    ]
+
+
+def read_configurations(options: argparse.Namespace) -> "list[Configuration]":
+    """Every shape at every temperature."""
+    from eagle_jax.decoding.rules import make_rule
+    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.evaluation.settings import make_configurations
+
+    chains = options.num_spec_tokens or ([] if options.tree else [DEFAULT_CHAIN])
+    shapes = [*map(TreeConfig.chain, chains), *(TreeConfig(**sizes) for sizes in options.tree or [])]
+    temperatures = options.temp or [0.0]
+    rule = make_rule(options.rejection_sample_method, options.draft_sample_method)
+    return make_configurations(shapes, temperatures, plain=options.plain, rule=rule)
+
+
+def read_settings(options: argparse.Namespace) -> "EvaluationSettings":
+    """Everything else."""
+    from eagle_jax.evaluation import EvaluationSettings
+
+    given = {
+        "turns": getattr(options, "turns", None),
+        "output_len": options.output_len,
+        "top_p": options.top_p,
+        "top_k": None if options.top_k is None else max(options.top_k, 0),
+        "seed": options.seed,
+        "max_num_seqs": options.max_num_seqs,
+    }
+    return EvaluationSettings(
+        ignore_eos=options.ignore_eos,
+        max_model_len=options.max_model_len,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def printer(options: argparse.Namespace, models: measure.Models) -> Any:
+    """Prints prompts and answers as vLLM's script does, or None."""
+    if not options.print_output:
+        return None
+
+    def show(row: "Row", prompt: "Prompt") -> None:
+        print("-" * 50)
+        print(f"prompt: {prompt.token_ids if prompt.text is None else prompt.text}")
+        print(f"generated text: {row.token_ids if row.text is None else row.text}")
+        print("-" * 50, flush=True)
+
+    return show
