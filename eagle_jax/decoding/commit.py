@@ -1,6 +1,7 @@
 """Commit: keep the accepted rows, emit their tokens, and end the slots that are done."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,12 @@ def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptan
     lengths = state.lengths + emitted
     # All D + 1 rows of the path are written; those beyond the new length are never read and soon overwritten.
     cache = state.target_cache.write(output.rows.take(acceptance.path), ordered_after(state.lengths, emitted))
-    features = jnp.take_along_axis(output.features, acceptance.path[..., None], axis=1)
+    features = jnp.take_along_axis(output.features, acceptance.path[..., None], axis=1)  # [B, D + 1, F]
+    features = features.astype(draft.features.dtype)
+    if features.shape[1] != draft.rows:  # one of several shapes of rounds: behind the rows that are still due
+        at = state.lengths - draft.lengths
+        put = jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
+        features = put(draft.features, features, at)
     running = state.running
     depth = state.accepted_at_depth.shape[1]
     reached = (jnp.arange(depth) < acceptance.counts[:, None]) & running[:, None]
@@ -61,7 +67,7 @@ def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptan
         lengths=lengths,
         finish=finish,
         target_cache=cache,
-        draft=dataclasses.replace(draft, features=features.astype(draft.features.dtype)),
+        draft=dataclasses.replace(draft, features=features),
         rounds=state.rounds + running,
         accepted_lengths=state.accepted_lengths.at[slots, state.rounds].add(emitted, mode="drop"),
         accepted_at_depth=state.accepted_at_depth + reached,

@@ -67,6 +67,7 @@ class PlainDrafter:
     num_nodes: int = 1
     max_depth: int = 0
     capture_layers: tuple[int, ...] = ()
+    """What the target captures all the same, for a drafter that will go on later."""
 
     def empty(self, slots: int, capacity: int) -> DraftState:
         """A memory without content."""

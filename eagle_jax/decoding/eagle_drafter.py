@@ -33,6 +33,8 @@ class EagleDrafter:
     tree: TreeConfig | StaticTree
     drafts: Drafts = dataclasses.field(default=Drafts.SHARED_NOISE, kw_only=True)
     """How slots that sample pick children; greedy ones take the likeliest."""
+    due_rows: int | None = dataclasses.field(default=None, kw_only=True)
+    """Rows of features that the memory holds; None: those of the tree's longest path, which one round leaves at most."""
 
     @property
     def num_nodes(self) -> int:
@@ -50,8 +52,8 @@ class EagleDrafter:
         return self.head.config.capture_layers
 
     def empty(self, slots: int, capacity: int) -> DraftState:
-        """An empty draft cache; room for the features of the longest path."""
-        size = (slots, self.max_depth + 1, self.head.config.feature_size)
+        """An empty draft cache; room for the features of the rows that can be due."""
+        size = (slots, self.due_rows or self.max_depth + 1, self.head.config.feature_size)
         return DraftState(
             cache=self.head.empty_cache(slots, capacity),
             lengths=jnp.zeros((slots,), jnp.int32),
@@ -85,11 +87,20 @@ class EagleDrafter:
     def propose(self, state: DecodeState) -> tuple[DraftTree, DraftState]:
         """Encodes what is due with true features, then grows a tree from the head's last output."""
         with jax.named_scope("extend"):
-            draft, last = self._extend(state)
+            draft, last = self._extend(state, None if self.due_rows is None else self.max_depth + 1)
         with jax.named_scope("grow"):
             if isinstance(self.tree, StaticTree):
                 return grow_static_tree(self, self.tree, state, draft.cache, last), draft
             return grow_dynamic_tree(self, self.tree, state, draft.cache, last), draft
+
+    def settle(self, state: DecodeState) -> DecodeState:
+        """Encodes all rows that are due but each slot's last one, from which the next tree grows."""
+        before = state.draft
+        draft, _ = self._extend(state)
+        last = jnp.maximum(state.lengths - before.lengths - 1, 0)
+        due = jnp.take_along_axis(before.features, last[:, None, None], axis=1)  # [B, 1, F]
+        draft = dataclasses.replace(draft, lengths=before.lengths + last, features=before.features.at[:, :1].set(due))
+        return dataclasses.replace(state, draft=draft)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeddings in the head's width and dtype: its own table if it has one, else the target's."""
@@ -179,19 +190,22 @@ class EagleDrafter:
         cache = self.head.empty_cache(batch, rows)
         return KVRows(cache.keys, cache.values)
 
-    def _extend(self, state: DecodeState) -> tuple[DraftState, jax.Array]:
-        """Commits the rows that are due; returns the memory and the head's output of each slot's last row, `[B, 1, h]`."""
+    def _extend(self, state: DecodeState, rows: int | None = None) -> tuple[DraftState, jax.Array]:
+        """Commits the rows that are due; returns the memory and the head's output of each slot's last row, `[B, 1, h]`.
+
+        `rows` bounds how many are due; None: as many as the memory holds.
+        """
         draft = state.draft
-        offsets = jnp.arange(draft.features.shape[1], dtype=jnp.int32)
+        offsets = jnp.arange(rows or draft.rows, dtype=jnp.int32)
         positions = draft.lengths[:, None] + offsets  # [B, A]
         tokens = jnp.take_along_axis(state.tokens, positions + 1, axis=1, mode="clip")
         # Rows beyond the last due one are computed on what happens to be there and lie beyond the length: never read.
         context = DraftContext(positions=positions, cache=draft.cache, lengths=draft.lengths)
-        out, rows = self.head(self.embed(tokens), self.head.fuse(draft.features), context)
+        out, new = self.head(self.embed(tokens), self.head.fuse(draft.features[:, :rows]), context)
         final = jnp.maximum(state.lengths - draft.lengths - 1, 0)
         last = jnp.take_along_axis(out, final[:, None, None], axis=1)
         start = ordered_after(draft.lengths, (last[:, 0, 0] > 0).astype(jnp.int32))
-        cache = draft.cache.write(rows, start)
+        cache = draft.cache.write(new, start)
         return DraftState(cache=cache, lengths=state.lengths, features=draft.features), last
 
     def step(

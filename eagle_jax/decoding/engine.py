@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax.decoding.attention import AttentionShape
+from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
 from eagle_jax.decoding.prefill import PromptChunk
 from eagle_jax.decoding.rules import SEEDED, Rule
@@ -70,8 +71,8 @@ class Completion:
     """Tokens emitted by each round, bonus included, after cutting; the first token of the output belongs to no round."""
     accepted_at_depth: list[int]
     """Rounds whose draft at depth d + 1 was accepted, before cutting; one entry a depth."""
-    drafted_per_round: int
-    """Drafted nodes of a round: N - 1."""
+    drafted: list[int]
+    """Drafted nodes of each round: N - 1, as far as it had a tree."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ class Engine:
     Args:
       target: the target model.
       head: the draft head, or None for plain decoding.
-      tree: shape of the draft trees; None exactly when there is no head.
+      tree: shape of the draft trees, or several to choose from; None exactly when there is no head.
       slots: sequences decoded side by side.
       max_length: tokens of the longest sequence, prompt and output together.
       prefill_chunk: prompt tokens run at once.
@@ -125,6 +126,7 @@ class Engine:
       rule: how drafts are made and accepted in slots that sample.
       processed_logprobs: whether log-probabilities are those of the processed distribution.
       shape_invariant: see `Plan.shape_invariant`.
+      costs: time of a round of each rung, in any unit, where `tree` is a ladder; it may be set later, but before `serve`.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class Engine:
         target: Llama,
         head: DraftHead | None,
         *,
-        tree: TreeConfig | StaticTree | None,
+        tree: TreeConfig | StaticTree | Ladder | None,
         slots: int,
         max_length: int,
         prefill_chunk: int,
@@ -141,6 +143,7 @@ class Engine:
         rule: Rule = SEEDED,
         processed_logprobs: bool = False,
         shape_invariant: bool = False,
+        costs: Sequence[float] | None = None,
     ):
         if (head is None) != (tree is None):
             raise ValueError("head and tree go together: give both to speculate, neither to decode plainly")
@@ -149,7 +152,11 @@ class Engine:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if head is not None and tree is not None and tree.top_k > head.config.draft_vocab_size:
             raise ValueError(f"tree top_k {tree.top_k} exceeds the head's vocabulary of {head.config.draft_vocab_size}")
-        if shape_invariant and (tree is None or tree.total_tokens != tree.max_depth + 1):
+        if isinstance(tree, Ladder) and not rule.exact_match:
+            raise ValueError(
+                f"a ladder of trees works with exact matches, but rejection_sample_method is {rule.name!r}"
+            )
+        if shape_invariant and (tree is None or isinstance(tree, Ladder) or tree.total_tokens != tree.max_depth + 1):
             raise ValueError(f"shape_invariant works on chains, but tree is {tree}")
         if shape_invariant and not rule.exact_match:
             raise ValueError(f"shape_invariant works with exact matches, but rejection_sample_method is {rule.name!r}")
@@ -173,6 +180,7 @@ class Engine:
         self._weights = Weights(target_state, head_state)
         self._target_config, self._target_dtype = target.config, target.dtype
         self._draft_shape = None if head is None else (head.config, head.dtype)
+        self.costs = costs
         self._programs: Programs | None = None
         self._state: DecodeState | None = None
         self._aborted: set[int] = set()
@@ -265,6 +273,12 @@ class Engine:
             raise RuntimeError("this engine is still serving: exhaust or close the iterator of the earlier call first")
         for index, request in enumerate(requests):
             self._check(index, request)
+        if isinstance(self.plan.tree, Ladder) and (
+            self.costs is None or len(self.costs) != len(self.plan.tree.rungs) or not all(c > 0 for c in self.costs)
+        ):
+            raise ValueError(
+                f"costs must hold a positive time for each of {len(self.plan.tree.rungs)} rungs, got {self.costs}"
+            )
         self._aborted = set()
         return self._serve(requests, rounds_per_dispatch)
 
@@ -309,6 +323,7 @@ class Engine:
         # A state left by a request that was not finished serves as well as a new one: prefill resets a slot completely.
         state = self._state if self._state is not None else programs.init(weights)
         self._state = None
+        state = self._with_costs(state)
         waiting = collections.deque(enumerate(requests))
         running: dict[int, _Slot] = {}
         limit = _UNBOUNDED if rounds_per_dispatch is None else np.int32(rounds_per_dispatch)
@@ -340,6 +355,12 @@ class Engine:
             if updates:
                 yield updates
 
+    def _with_costs(self, state: DecodeState) -> DecodeState:
+        if state.ladder is None:
+            return state
+        costs = jax.device_put(np.asarray(self.costs, np.float32), state.ladder.costs.sharding)
+        return dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
+
     def _read(self, report: Report, slots: dict[int, "_Slot"]) -> list[Update]:
         host = jax.device_get(report)
         updates = []
@@ -364,11 +385,17 @@ class Engine:
                     stopped=bool(host.finish[slot] == STOPPED),
                     accepted_lengths=host.accepted_lengths[slot, : host.rounds[slot]].tolist(),
                     accepted_at_depth=host.accepted_at_depth[slot].tolist(),
-                    drafted_per_round=0 if self.plan.tree is None else self.plan.tree.total_tokens - 1,
+                    drafted=self._drafted(host, slot),
                 )
             if new or completion:
                 updates.append(Update(index=entry.index, token_ids=new, completion=completion, log_probs=log_probs))
         return updates
+
+    def _drafted(self, host: Report, slot: int) -> list[int]:
+        rounds = int(host.rounds[slot])
+        if host.drafted is not None:
+            return host.drafted[slot, :rounds].tolist()
+        return [0 if self.plan.tree is None else self.plan.tree.total_tokens - 1] * rounds
 
     @staticmethod
     def _log_probs(

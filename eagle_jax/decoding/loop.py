@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 from eagle_jax.decoding.commit import commit
 from eagle_jax.decoding.draft import Drafter, PlainDrafter
 from eagle_jax.decoding.eagle_drafter import EagleDrafter
+from eagle_jax.decoding.ladder import Ladder, LadderState
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.rejection import accept_by
 from eagle_jax.decoding.rules import SEEDED, Drafts, Rule
@@ -39,8 +41,8 @@ class Plan:
     """Structure and configuration of the target module."""
     head_def: nnx.GraphDef | None
     """Of the draft head; None decodes plainly."""
-    tree: TreeConfig | StaticTree | None
-    """Shape of the draft trees; None exactly when there is no head."""
+    tree: TreeConfig | StaticTree | Ladder | None
+    """Shape of the draft trees, or several to choose from; None exactly when there is no head."""
     slots: int
     """Sequences decoded side by side: B."""
     max_length: int
@@ -62,14 +64,19 @@ class Plan:
     def capacity(self) -> int:
         """Rows of the caches: S."""
         path = 1 if self.tree is None else self.tree.max_depth + 1
+        if isinstance(self.tree, Ladder):
+            path = self.tree.due_rows
         return cache_capacity(self.max_length, self.prefill_chunk, path)
 
     def modules(self, weights: Weights) -> tuple[Llama, Drafter]:
-        """The target and the drafter around given weights."""
+        """The target and the drafter around given weights; of several trees the drafter grows the deepest."""
         target = nnx.merge(self.target_def, weights.target)
         if self.head_def is None or self.tree is None:
             return target, PlainDrafter()
         tree, drafts = self.tree, self.rule.drafts
+        if isinstance(tree, Ladder):
+            head = nnx.merge(self.head_def, weights.head)
+            return target, EagleDrafter(head, target, tree.deepest, drafts=drafts, due_rows=tree.due_rows)
         if drafts is Drafts.SAMPLED and isinstance(
             tree, TreeConfig
         ):  # a chain: the distributions are kept level by level
@@ -96,6 +103,7 @@ def init_state(plan: Plan, weights: Weights) -> DecodeState:
         accepted_lengths=jnp.zeros((slots, capacity), jnp.int32),
         accepted_at_depth=jnp.zeros((slots, drafter.max_depth), jnp.int32),
         accept_limits=zeros if plan.shape_invariant else None,
+        ladder=LadderState.empty(plan.tree, slots, capacity) if isinstance(plan.tree, Ladder) else None,
         sampling=SamplingState.empty(slots, capacity, target.config.vocab_size, plan.features, plan.processed_logprobs),
     )
 
@@ -133,6 +141,69 @@ def decode_round(target: Llama, drafter: Drafter, state: DecodeState, rule: Rule
         return commit(state, draft, output, acceptance)
 
 
+def climb(
+    ladder: Ladder,
+    target: Llama,
+    drafter: EagleDrafter,
+    rule: Rule,
+    go_on: Callable[[DecodeState, jax.Array], jax.Array],
+    carry: tuple[DecodeState, jax.Array],
+) -> tuple[DecodeState, jax.Array]:
+    """Rounds of whichever rung is best, as long as `go_on(state, rounds)`; a rung is left only when another one is better.
+
+    Args:
+      ladder: the rungs.
+      target: the target.
+      drafter: an EAGLE head with room for `Ladder.due_rows` rows.
+      rule: see `decode_round`.
+      go_on: whether there is another round.
+      carry: the state, and the rounds that were run.
+    """
+
+    def most_due(state: DecodeState) -> jax.Array:
+        return jnp.max(jnp.where(state.running, state.lengths - state.draft.lengths, 0))
+
+    def stay(index: int) -> Callable[[tuple[DecodeState, jax.Array]], tuple[DecodeState, jax.Array]]:
+        rung = ladder.rungs[index]
+        here: Drafter = PlainDrafter(capture_layers=drafter.capture_layers)
+        room = ladder.due_rows - 1  # a plain round adds one
+        if rung is not None:
+            here, room = dataclasses.replace(drafter, tree=rung), rung.max_depth + 1
+
+        def wanted(carry: tuple[DecodeState, jax.Array]) -> jax.Array:
+            state, rounds = carry
+            assert state.ladder is not None
+            return go_on(state, rounds) & (state.ladder.rung == index) & (most_due(state) <= room)
+
+        def body(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
+            state, rounds = carry
+            assert state.ladder is not None
+            running, before = state.running, state.accepted_at_depth
+            new = decode_round(target, here, state, rule)
+            counts = (new.accepted_at_depth - before).sum(axis=1)
+            recorded = state.ladder.record(ladder, index, counts, running, state.rounds)
+            return dataclasses.replace(new, ladder=recorded.choose(ladder, new.running)), rounds + 1
+
+        def run(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
+            state, rounds = carry
+            with jax.named_scope("settle"):
+                state = jax.lax.cond(most_due(state) > room, drafter.settle, lambda state: state, state)
+            return jax.lax.while_loop(wanted, body, (state, rounds))
+
+        return run
+
+    branches = [stay(index) for index in range(len(ladder.rungs))]
+
+    def pick(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
+        assert carry[0].ladder is not None
+        return jax.lax.switch(carry[0].ladder.rung, branches, carry)
+
+    state, rounds = carry
+    assert state.ladder is not None
+    state = dataclasses.replace(state, ladder=state.ladder.choose(ladder, state.running))
+    return jax.lax.while_loop(lambda carry: go_on(*carry), pick, (state, rounds))
+
+
 @functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
 def decode(
     plan: Plan,
@@ -159,8 +230,7 @@ def decode(
     state = dataclasses.replace(state, finish=jnp.where(active | ~state.running, state.finish, LENGTH))
     running_before = jnp.sum(state.running)
 
-    def go_on(carry: tuple[DecodeState, jax.Array]) -> jax.Array:
-        state, rounds = carry
+    def go_on(state: DecodeState, rounds: jax.Array) -> jax.Array:
         running = jnp.sum(state.running)
         return (running > 0) & (rounds < max_rounds) & ~(until_finished & (running < running_before))
 
@@ -168,5 +238,10 @@ def decode(
         state, rounds = carry
         return decode_round(target, drafter, state, plan.rule), rounds + 1
 
-    state, _ = jax.lax.while_loop(go_on, body, (state, jnp.zeros((), jnp.int32)))
+    start = (state, jnp.zeros((), jnp.int32))
+    if isinstance(plan.tree, Ladder):
+        assert isinstance(drafter, EagleDrafter)
+        state, _ = climb(plan.tree, target, drafter, plan.rule, go_on, start)
+    else:
+        state, _ = jax.lax.while_loop(lambda carry: go_on(*carry), body, start)
     return state, Report.of(state)

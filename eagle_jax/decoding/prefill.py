@@ -77,6 +77,7 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
         accepted_lengths=state.accepted_lengths.at[slot].set(0),
         accepted_at_depth=state.accepted_at_depth.at[slot].set(0),
         sampling=sampling,
+        ladder=None if state.ladder is None else state.ladder.start(slot),
         accept_limits=None if state.accept_limits is None else state.accept_limits.at[slot].set(chunk.accept_limit),
     )
     # The first token leaves through the same gate as every other: it may be a stop id, or all there is room for.

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.decoding.ladder import LadderState
 from eagle_jax.decoding.sampling_state import LogProbs, SamplingState
 from eagle_jax.models.cache import KVCache
 
@@ -22,7 +23,13 @@ class DraftState:
     lengths: jax.Array
     """Committed draft rows, int32 `[B]`. Rows `lengths .. DecodeState.lengths - 1` are due in the next extend step."""
     features: jax.Array
-    """True target features of the rows that are due, `[B, A, F]`, first due row first; A is the longest path of a tree."""
+    """True target features of the rows that are due, `[B, A, F]`, first due row first; A is the longest path of a tree, or
+    `Ladder.due_rows`."""
+
+    @property
+    def rows(self) -> int:
+        """A."""
+        return self.features.shape[1]
 
 
 @jax.tree_util.register_dataclass
@@ -56,6 +63,8 @@ class DecodeState:
     """How tokens are chosen; None in greedy programs."""
     accept_limits: jax.Array | None
     """Most drafts that a round of each slot accepts, int32 `[B]`; None in programs that are not shape-invariant."""
+    ladder: LadderState | None = None
+    """What the choice among several shapes of rounds rests on; None where all rounds have the same."""
 
     @property
     def running(self) -> jax.Array:
@@ -79,14 +88,18 @@ class Report:
     rounds: jax.Array
     accepted_lengths: jax.Array
     accepted_at_depth: jax.Array
+    drafted: jax.Array | None
+    """`LadderState.drafted`; None where all rounds draft the same number."""
     log_probs: LogProbs | None
 
     @staticmethod
     def of(state: DecodeState) -> "Report":
         """Picks the fields out of a state."""
-        names = [field.name for field in dataclasses.fields(Report) if field.name != "log_probs"]
+        other = ("drafted", "log_probs")
+        names = [field.name for field in dataclasses.fields(Report) if field.name not in other]
         log_probs = None if state.sampling is None else state.sampling.log_probs
-        return Report(**{name: getattr(state, name) for name in names}, log_probs=log_probs)
+        drafted = None if state.ladder is None else state.ladder.drafted
+        return Report(**{name: getattr(state, name) for name in names}, drafted=drafted, log_probs=log_probs)
 
 
 def cache_capacity(max_length: int, prefill_chunk: int, path_length: int, multiple: int = 256) -> int:

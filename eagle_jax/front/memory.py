@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.state import cache_capacity
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.loading import cache_bytes_per_row
@@ -25,7 +26,7 @@ class Footprint:
 
     target: LlamaConfig
     draft: DraftConfig | None
-    tree: TreeConfig | StaticTree | None
+    tree: TreeConfig | StaticTree | Ladder | None
     """None exactly when there is no draft."""
     target_dtype: jnp.dtype
     draft_dtype: jnp.dtype | None
@@ -41,6 +42,8 @@ class Footprint:
     def cache_bytes(self, max_length: int) -> int:
         """Bytes of the caches of target and head, and of the token buffers, for sequences of up to `max_length` tokens."""
         path = 1 if self.tree is None else self.tree.max_depth + 1
+        if isinstance(self.tree, Ladder):
+            path = self.tree.due_rows
         rows = self.slots * cache_capacity(max_length, self.prefill_chunk, path)
         buffers = 2 * 4  # tokens and accepted lengths, int32
         head = 0

@@ -214,7 +214,7 @@ class OutputRow:
         self._metrics = AcceptanceMetrics(
             accepted_lengths=lengths,
             accepted_at_depth=at_depth,
-            drafted=len(lengths) * completion.drafted_per_round,
+            drafted=sum(completion.drafted[: len(lengths)]),
         )
 
 

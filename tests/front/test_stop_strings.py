@@ -69,7 +69,7 @@ def play(ids, sizes, *, late=False, stopped=False, rounds=None, tokenizer=TOKENI
                 stopped=stopped and last,
                 accepted_lengths=kept,
                 accepted_at_depth=at_depth,
-                drafted_per_round=4,
+                drafted=[4] * len(kept),
             )
         delta = row.add(Update(index=0, token_ids=new, completion=completion))
         if delta is not None:

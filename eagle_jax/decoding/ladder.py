@@ -1,0 +1,209 @@
+"""The ladder: a few shapes of rounds in one program, of which the device picks one before each round.
+
+A *rung* is plain decoding or a draft tree. What a round of each costs is measured once on the user's device
+(`eagle_jax.front.calibration`). What it yields is estimated from what the running requests accepted so far, and the rung with the
+most expected tokens for its time is run. So the choice depends on the calibration and on the acceptance of the requests
+themselves, never on a clock: the same requests with the same calibration take the same rungs.
+
+The estimate: rung r accepts a further draft with probability p_r at every depth, so a round of depth D yields 1 + p_r + .. +
+p_r^D tokens. Trees accept more often than chains, by `1 - p_tree = (1 - p_chain)^gain`; with that, what one rung accepted says
+something about the others, and the own record of a rung corrects it (weighted by the number of drafts that were put to the
+test). Chains have gain 1. SmolLM2-135M with its released head: chains of 7 and trees of 60 nodes accepted 2.34 and 3.62 tokens a
+round on mt_bench, 3.55 and 5.36 on gsm8k, 3.42 and 5.32 on humaneval, which are gains of 1.55, 1.43 and 1.46.
+
+Where plain decoding is best, the cheapest drafting rung is tried now and then, so rarely that it costs at most `PROBE_BUDGET` of
+the time if nothing is accepted: a text that becomes easy is noticed.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.decoding.tree import StaticTree, TreeConfig
+
+FIRST_GUESS = 0.5
+"""Acceptance of a chain's draft before anything was seen."""
+GUESS_WEIGHT = 3.0
+"""Tested drafts that the guess counts for."""
+OTHERS_WEIGHT = 6.0
+"""Tested drafts that the record of the other rungs counts for, when it speaks about one."""
+MEMORY = 24.0
+"""Tested drafts of a rung that are remembered: older ones fade."""
+FADING = 0.95
+"""What is left of the record of a rung after a round of another one that drafts: nothing is held against it for ever."""
+GAIN = 0.18
+"""Gain of a tree for each doubling of its nodes a level."""
+PROBE_BUDGET = 0.01
+"""Share of the time that may be lost by trying to draft where plain decoding is best."""
+DUE_ROWS = 32
+"""Rows of features that plain rounds collect before the draft head must encode them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ladder:
+    """Shapes of rounds; it stands where a single tree could."""
+
+    rungs: tuple[TreeConfig | StaticTree | None, ...]
+    """Draft trees; the first rung is None: plain decoding."""
+
+    def __post_init__(self) -> None:
+        if len(self.rungs) < 2 or self.rungs[0] is not None or None in self.rungs[1:]:
+            raise ValueError(
+                f"a ladder has plain decoding (None) as its first rung and trees after it, got {self.rungs}"
+            )
+        if len(set(self.rungs)) != len(self.rungs):
+            raise ValueError(f"the rungs of a ladder must differ, got {self.rungs}")
+
+    @property
+    def trees(self) -> tuple[TreeConfig | StaticTree, ...]:
+        """The rungs that draft."""
+        return tuple(rung for rung in self.rungs if rung is not None)
+
+    @property
+    def deepest(self) -> TreeConfig | StaticTree:
+        """The rung that can accept most drafts."""
+        return max(self.trees, key=lambda tree: tree.max_depth)
+
+    @property
+    def total_tokens(self) -> int:
+        """Nodes of the largest tree, the root included."""
+        return max(tree.total_tokens for tree in self.trees)
+
+    @property
+    def max_depth(self) -> int:
+        """Most drafted tokens that a round can accept: D."""
+        return self.deepest.max_depth
+
+    @property
+    def top_k(self) -> int:
+        """Most guesses read after one node."""
+        return max(tree.top_k for tree in self.trees)
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """Drafted nodes of a round of each rung."""
+        return tuple(0 if rung is None else rung.total_tokens - 1 for rung in self.rungs)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Drafts that a round of each rung can accept."""
+        return tuple(0 if rung is None else rung.max_depth for rung in self.rungs)
+
+    @property
+    def due_rows(self) -> int:
+        """Rows of features that are kept until the head encodes them."""
+        return max(DUE_ROWS, self.max_depth + 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LadderState:
+    """What the choice of rungs rests on. R rungs, plain decoding among them."""
+
+    costs: jax.Array
+    """Time of a round of each rung in any unit, float32 `[R]`."""
+    accepted: jax.Array
+    """Drafts of each rung that were accepted, older ones faded, float32 `[B, R]`."""
+    tested: jax.Array
+    """Drafts whose predecessor was accepted, so that the target decided about them; float32 `[B, R]`, faded alike."""
+    plain_rounds: jax.Array
+    """Plain rounds since something was drafted, int32 scalar."""
+    rung: jax.Array
+    """The rung of the next round, int32 scalar."""
+    drafted: jax.Array
+    """Drafted nodes of each round of each slot, int32 `[B, S]`, 0 beyond `DecodeState.rounds`."""
+
+    @staticmethod
+    def empty(ladder: Ladder, slots: int, capacity: int) -> "LadderState":
+        """Before any round, with costs that are all the same."""
+        rungs = len(ladder.rungs)
+        zeros = jnp.zeros((slots, rungs), jnp.float32)
+        zero = jnp.zeros((), jnp.int32)
+        return LadderState(
+            costs=jnp.ones((rungs,), jnp.float32),
+            accepted=zeros,
+            tested=jnp.zeros_like(zeros),
+            plain_rounds=zero,
+            rung=jnp.zeros((), jnp.int32),
+            drafted=jnp.zeros((slots, capacity), jnp.int32),
+        )
+
+    def start(self, slot: jax.Array) -> "LadderState":
+        """Forgets the request that had a slot before."""
+        return dataclasses.replace(
+            self,
+            accepted=self.accepted.at[slot].set(0.0),
+            tested=self.tested.at[slot].set(0.0),
+            plain_rounds=jnp.zeros_like(self.plain_rounds),
+            drafted=self.drafted.at[slot].set(0),
+        )
+
+    def record(
+        self, ladder: Ladder, rung: int, counts: jax.Array, running: jax.Array, rounds: jax.Array
+    ) -> "LadderState":
+        """Takes note of a round of one rung, and picks the next.
+
+        Args:
+          ladder: the rungs.
+          rung: which one was run.
+          counts: accepted drafts, int32 `[B]`.
+          running: slots that took part, bool `[B]`.
+          rounds: rounds that each slot had run before, int32 `[B]`.
+        """
+        if rung == 0:
+            return dataclasses.replace(self, plain_rounds=self.plain_rounds + 1)
+        accepted = counts.astype(jnp.float32)
+        tested = accepted + (counts < ladder.depths[rung])
+        here = jnp.arange(len(ladder.rungs)) == rung
+        fade = jnp.where(here, jnp.minimum(1.0, MEMORY / (self.tested[:, rung] + tested))[:, None], FADING)
+
+        def add(total: jax.Array, new: jax.Array) -> jax.Array:
+            return jnp.where(running[:, None], (total + here * new[:, None]) * fade, total)
+
+        slots = jnp.arange(counts.shape[0])
+        return dataclasses.replace(
+            self,
+            accepted=add(self.accepted, accepted),
+            tested=add(self.tested, tested),
+            plain_rounds=jnp.zeros_like(self.plain_rounds),
+            drafted=self.drafted.at[slots, rounds].set(jnp.where(running, ladder.drafted[rung], 0), mode="drop"),
+        )
+
+    def choose(self, ladder: Ladder, running: jax.Array) -> "LadderState":
+        """Picks the next rung for the running slots, bool `[B]`."""
+        yields = jnp.where(running[:, None], self.expected_lengths(ladder), 0).sum(axis=0)  # [R]
+        best = jnp.argmax(yields / self.costs).astype(jnp.int32)
+        cheapest = jnp.argmin(self.costs[1:]).astype(jnp.int32) + 1
+        lost = self.costs[cheapest] / self.costs[0] - 1  # plain rounds that a round in vain costs
+        probe = self.plain_rounds * PROBE_BUDGET >= jnp.maximum(lost, PROBE_BUDGET)
+        return dataclasses.replace(self, rung=jnp.where((best == 0) & probe, cheapest, best))
+
+    def expected_lengths(self, ladder: Ladder) -> jax.Array:
+        """Tokens that a round of each rung is expected to emit, float32 `[B, R]`."""
+        gains = np.array([gain(rung) for rung in ladder.trees], np.float32)
+        depths = np.array(ladder.depths[1:], np.float32)
+        accepted, tested = self.accepted[:, 1:], self.tested[:, 1:]
+        guess = np.float32(-math.log(1 - FIRST_GUESS))
+        # What each rung says about chains, and together with the first guess.
+        own = (accepted + GUESS_WEIGHT * -np.expm1(-guess * gains)) / (tested + GUESS_WEIGHT)
+        said = -jnp.log1p(-jnp.minimum(own, 0.999)) / gains
+        pooled = (GUESS_WEIGHT * guess + (tested * said).sum(-1)) / (GUESS_WEIGHT + tested.sum(-1))  # [B]
+        rate = (accepted + OTHERS_WEIGHT * -jnp.expm1(-pooled[:, None] * gains)) / (tested + OTHERS_WEIGHT)
+        rate = jnp.clip(rate, 0.0, 0.999)
+        lengths = 1 + rate * (1 - rate**depths) / (1 - rate)
+        return jnp.concatenate([jnp.ones_like(lengths[:, :1]), lengths], axis=1)
+
+
+def gain(tree: TreeConfig | StaticTree) -> float:
+    """How much more often than chains a tree accepts, see the module."""
+    return 1 + GAIN * math.log2((tree.total_tokens - 1) / tree.max_depth)
+
+
+def forced(ladder: Ladder, rung: int) -> np.ndarray:
+    """Costs with which one rung is always run, float32 `[R]`."""
+    costs = np.full((len(ladder.rungs),), 1e30, np.float32)
+    costs[rung] = 1.0
+    return costs

@@ -1,0 +1,172 @@
+"""The ladder: texts are those of plain decoding, whatever rungs were run; the choice falls, climbs and probes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import golden
+from support.drive import make_plan, prefill_slots, serve
+from support.float64_models import Float64Llama
+from support.near_ties import NearTies
+from support.tiny import draft_config, llama_config, random_head, random_llama
+
+from eagle_jax.decoding.engine import Engine, Request
+from eagle_jax.decoding.ladder import DUE_ROWS, FIRST_GUESS, Ladder, LadderState, forced, gain
+from eagle_jax.decoding.loop import decode
+from eagle_jax.decoding.rules import make_rule
+from eagle_jax.decoding.tree import StaticTree, TreeConfig
+
+LADDER = Ladder((None, TreeConfig.chain(2), TreeConfig(total_tokens=8, depth=3, top_k=3)))
+COSTS = {
+    "dear": [1.0, 1.5, 2.4],
+    "plain": forced(LADDER, 0),
+    "chain": forced(LADDER, 1),
+    "tree": forced(LADDER, 2),
+}
+OPTIONS = {"slots": 2, "max_length": 120, "prefill_chunk": 16}
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[Any, Any]:
+    target = random_llama(llama_config(), 11)
+    return target, random_head(draft_config(target.config), 12)
+
+
+@pytest.fixture(scope="module")
+def climbing(models: tuple[Any, Any]) -> Engine:
+    return Engine(*models, tree=LADDER, costs=COSTS["dear"], **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    rng = np.random.default_rng(5)
+    return [
+        Request(prompt=rng.integers(0, 7, n).tolist(), max_new_tokens=m)
+        for n, m in ((3, 90), (17, 60), (1, 1), (30, 80))
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(models: tuple[Any, Any], requests: list[Request]) -> list[list[int]]:
+    engine = Engine(models[0], None, tree=None, **OPTIONS)
+    return [completion.token_ids for completion in serve(engine, requests)]
+
+
+@pytest.mark.parametrize("costs", COSTS)
+def test_texts_are_those_of_plain_decoding(models, climbing, requests, plain, costs) -> None:
+    climbing.costs = COSTS[costs]
+    completions = serve(climbing, requests)
+    reference, ties = Float64Llama(models[0]), NearTies()
+    for completion, wanted, request in zip(completions, plain, requests, strict=True):
+        ties.compare(completion.token_ids, wanted, request.prompt, lambda tokens: reference(tokens)[0][-1])
+        assert len(completion.drafted) == len(completion.accepted_lengths)
+        depth_of = dict(zip(LADDER.drafted, LADDER.depths, strict=True))
+        assert set(completion.drafted) <= set(LADDER.drafted)
+        pairs = zip(completion.drafted, completion.accepted_lengths, strict=True)
+        assert all(length <= depth_of[drafted] + 1 for drafted, length in pairs)
+    ties.check()
+    used = {drafted for completion in completions for drafted in completion.drafted}
+    expected = {"plain": {0}, "chain": {2}, "tree": {7}}.get(costs)
+    assert used == expected if expected else 0 in used and len(used) > 1
+    lengths = [n for completion in completions for n in completion.accepted_lengths]
+    assert (max(lengths) > 1) == (costs != "plain")
+    # The same requests take the same rungs, also when tokens are read often.
+    again = serve(climbing, requests, rounds_per_dispatch=3) if costs == "dear" else completions
+    alone = serve(climbing, requests[:1]) if costs == "dear" else completions[:1]
+    assert [c.token_ids for c in again] == [c.token_ids for c in completions]
+    assert alone[0].token_ids == completions[0].token_ids
+
+
+def test_drafting_resumes_after_plain_rounds_as_if_it_had_never_stopped(models) -> None:
+    """The draft cache does not tell through which rungs it was filled, nor how long features were only kept."""
+    plan, weights = make_plan(*models, LADDER, **OPTIONS)
+    prompts = [[1, 2, 3, 4], [5, 0]]
+
+    def run(*parts: tuple[int, int]) -> Any:
+        state = prefill_slots(plan, weights, prompts, [110, 110])
+        for rung, rounds in parts:
+            costs = jnp.asarray(forced(LADDER, rung))
+            state = dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
+            state, _ = decode(plan, weights, state, np.ones((2,), bool), np.int32(rounds), np.bool_(False))
+        return jax.device_get(state)
+
+    chains = run((1, 200))
+    mixed = run((0, 5), (2, 3), (0, DUE_ROWS + 8), (1, 6), (0, 1), (2, 200))
+    assert chains.tokens.tolist() == mixed.tokens.tolist()
+    assert mixed.ladder.drafted[0, :8].tolist() == [0] * 5 + [7] * 3
+    assert (mixed.draft.lengths > DUE_ROWS + 16).all()
+    for a, b in zip(jax.tree.leaves(chains.draft.cache), jax.tree.leaves(mixed.draft.cache), strict=True):
+        for slot in range(2):
+            rows = min(chains.draft.lengths[slot], mixed.draft.lengths[slot])
+            np.testing.assert_allclose(a[slot, :, :rows], b[slot, :, :rows], atol=2e-5 * np.abs(a).max())
+
+
+def simulate(costs: list[float], rate: Any, tokens: int, seed: int = 0) -> tuple[float, list[int]]:
+    """Time a token in plain rounds, and the rungs that were run, for a head whose chains accept at a rate."""
+    rng = np.random.default_rng(seed)
+    ladder = LadderState.empty(LADDER, 1, 8)
+    running, zero = jnp.ones((1,), bool), jnp.zeros((1,), jnp.int32)
+    steps = [
+        jax.jit(lambda state, count, r=r: state.record(LADDER, r, count, running, zero).choose(LADDER, running))
+        for r in range(len(LADDER.rungs))
+    ]
+    ladder = dataclasses.replace(ladder, costs=jnp.asarray(costs, jnp.float32)).choose(LADDER, running)
+    done, spent, used = 0, 0.0, []
+    while done < tokens:
+        rung = int(ladder.rung)
+        used.append(rung)
+        accepts = 0 if rung == 0 else 1 - (1 - rate(done)) ** gain(LADDER.rungs[rung])
+        count = 0
+        while count < LADDER.depths[rung] and rng.random() < accepts:
+            count += 1
+        ladder = steps[rung](ladder, jnp.asarray([count], jnp.int32))
+        done, spent = done + count + 1, spent + costs[rung] / costs[0]
+    return spent / done, used
+
+
+def test_the_choice_falls_to_plain_decoding_and_climbs() -> None:
+    costs = [1.0, 1.3, 1.7]
+    per_token, used = simulate(costs, lambda _: 0.0, 256)
+    assert per_token < 1.03, "never slower than plain decoding by more than 3 %"
+    assert used[0] != 0, "it starts by drafting"
+    assert used.count(0) > 0.9 * len(used)
+    assert any(used[100:]), "it probes now and then"
+    per_token, used = simulate(costs, lambda _: 0.9, 256)
+    assert set(used[10:]) == {2}
+    assert per_token < 0.5
+    # A text that becomes easy is noticed, and one that becomes hard.
+    assert simulate(costs, lambda done: 0.9 * (done > 128), 400)[1][-1] == 2
+    assert simulate(costs, lambda done: 0.9 * (done < 100), 250)[1][-1] == 0
+
+
+def test_the_expected_lengths_are_those_of_the_guess_before_anything_was_seen() -> None:
+    lengths = LadderState.empty(LADDER, 1, 8).expected_lengths(LADDER)[0]
+    chance = 1 - (1 - FIRST_GUESS) ** gain(LADDER.rungs[2])
+    wanted = [1, 1 + 0.5 + 0.25, 1 + chance + chance**2 + chance**3 + chance**4]
+    np.testing.assert_allclose(lengths, wanted, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_accepting_head_climbs_and_a_batch_is_one_choice() -> None:
+    target, head = golden.target("target_A").model, golden.draft("head_A_e3", "target_A").head
+    ladder = Ladder((None, TreeConfig.chain(1), TreeConfig(total_tokens=12, depth=2, top_k=4)))
+    engine = Engine(target, head, tree=ladder, costs=[1.0, 1.5, 1.55], slots=2, max_length=96, prefill_chunk=16)
+    completions = serve(engine, [Request(prompt=p, max_new_tokens=60) for p in ([5, 6, 7, 8], [1, 300])])
+    assert completions[0].drafted[-5:] == [11] * 5
+    together = min(len(completion.drafted) for completion in completions)
+    assert completions[0].drafted[:together] == completions[1].drafted[:together]
+
+
+def test_what_cannot_be_a_ladder_is_said(models) -> None:
+    with pytest.raises(ValueError, match="plain decoding"):
+        Ladder((TreeConfig.chain(1), None))
+    with pytest.raises(ValueError, match="differ"):
+        Ladder((None, TreeConfig.chain(1), TreeConfig.chain(1)))
+    assert Ladder((None, StaticTree.from_paths([[0], [1]]))).max_depth == 1
+    with pytest.raises(ValueError, match="ladder of trees works with exact matches"):
+        Engine(*models, tree=LADDER, rule=make_rule("block"), **OPTIONS)
+    with pytest.raises(ValueError, match="costs must hold a positive time for each of 3 rungs"):
+        Engine(*models, tree=LADDER, costs=[1.0], **OPTIONS).serve([Request(prompt=[1], max_new_tokens=2)])
