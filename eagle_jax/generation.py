@@ -198,7 +198,8 @@ def speculative_generate(
       num_speculative_tokens: draft a chain of so many tokens a round. Without this and `tree`, the chain that the head's
         checkpoint asks for, else EAGLE's default tree (`eagle_jax.speculative_config.default_tree`).
       tree: draft a dynamic tree, `{"total_tokens": 60, "depth": 7, "top_k": 10}` or a `TreeConfig`, which explains the numbers;
-        or a static tree, by its paths, its name, or as a `StaticTree`.
+        or a static tree, by its paths, its name, or as a `StaticTree`; or "auto": plain decoding, a chain or a tree, chosen
+        before each round by what pays on this device and text (`eagle_jax.decoding.ladder`).
       rejection_sample_method: how drafts are accepted where tokens are drawn, "seeded" (the output of `generate`), "standard",
         "block", "recursive", "traversal" (each output as likely as from `generate`, but not the same one for a seed) or
         "synthetic" (for measuring speed); see `eagle_jax.decoding.rules.Rule`.

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.rules import SEEDED, Rule, check_rule, make_rule
 from eagle_jax.decoding.tree import NAMED_TREES, StaticTree, TreeConfig
 
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 
 METHODS = ("eagle", "eagle3")
 
-Tree = TreeConfig | StaticTree
+Tree = TreeConfig | StaticTree | Ladder
+AUTO: Literal["auto"] = "auto"
+"""In the place of a tree: the ladder of the platform (`default_ladder`)."""
 TreeArgument = Tree | Mapping[str, int] | str | Sequence[Sequence[int]]
 """A tree as callers may give it: see `tree_config`."""
 
@@ -53,8 +56,9 @@ class SpeculativeConfig:
 
     model: str | Path
     """Folder or repository of the draft head."""
-    tree: Tree | None = None
-    """Shape of the draft trees; a chain is a `TreeConfig` with `top_k` 1. None takes `default_tree`."""
+    tree: Tree | Literal["auto"] | None = None
+    """Shape of the draft trees; a chain is a `TreeConfig` with `top_k` 1. "auto" chooses one before each round. None takes
+    `default_tree`."""
     method: Literal["eagle", "eagle3"] | None = None
     """"eagle" (EAGLE-1 and -2), "eagle3", or None to take what the checkpoint is."""
     revision: str | None = None
@@ -70,18 +74,18 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.tree is not None:
-            check_rule(self.rule, self.tree)
+            check_shape(self.rule, self.tree)
 
     @staticmethod
     def from_dict(config: "Mapping[str, Any] | SpeculativeConfig") -> "SpeculativeConfig":
         """Reads `speculative_config` as given to `LLM`.
 
         Keys: `model` (required), at most one of `num_speculative_tokens` (a chain of so many drafted tokens) and `tree`
-        (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; for others see `tree_config`; without either
-        `default_tree`), and `method`, `revision`, `draft_tensor_parallel_size` (1), `rope_theta`, `layer_id_convention`,
-        `config_overrides` (see `load_draft`); for requests that sample `rejection_sample_method`, `draft_sample_method`,
-        `synthetic_acceptance_rates` and `synthetic_acceptance_length` (see `make_rule`). A key whose value is None counts as
-        absent, as in vLLM.
+        (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; "auto", whatever pays; for others see `tree_config`;
+        without either `default_tree`), and `method`, `revision`, `draft_tensor_parallel_size` (1), `rope_theta`,
+        `layer_id_convention`, `config_overrides` (see `load_draft`); for requests that sample `rejection_sample_method`,
+        `draft_sample_method`, `synthetic_acceptance_rates` and `synthetic_acceptance_length` (see `make_rule`). A key whose value
+        is None counts as absent, as in vLLM.
 
         Raises:
           TypeError: `config` is no mapping.
@@ -169,18 +173,54 @@ def default_tree(draft: "Draft") -> TreeConfig:
     if draft.num_speculative_tokens is not None:
         return TreeConfig.chain(draft.num_speculative_tokens)
     tree = DEFAULT_TREES[draft.config.method]
-    top_k = min(tree.top_k, draft.config.draft_vocab_size)
-    reachable = 1 + top_k + tree.depth * top_k**2
-    return TreeConfig(total_tokens=min(tree.total_tokens, reachable), depth=tree.depth, top_k=top_k)
+    return _tree(draft, tree.total_tokens, tree.depth, tree.top_k)
 
 
-def tree_config(num_speculative_tokens: int | None, tree: TreeArgument | None, *, where: str) -> Tree | None:
+def default_ladder(draft: "Draft", platform: str) -> Ladder:
+    """The rungs of "auto": plain decoding, short chains and trees; on a CPU, where every row of a forward costs time, small ones.
+
+    Args:
+      draft: the loaded head. Trees are made smaller where it has few tokens to choose from.
+      platform: "cpu", "gpu" or "tpu".
+    """
+    if platform == "cpu":
+        trees = [TreeConfig.chain(1), TreeConfig.chain(2), TreeConfig.chain(3), _tree(draft, 8, 2, 3)]
+    else:
+        largest = DEFAULT_TREES[draft.config.method]
+        sizes = (largest.total_tokens, largest.depth, largest.top_k)
+        trees = [TreeConfig.chain(2), TreeConfig.chain(4), _tree(draft, 16, 3, 4), _tree(draft, *sizes)]
+    if draft.num_speculative_tokens is not None:
+        trees.append(TreeConfig.chain(draft.num_speculative_tokens))
+    return Ladder((None, *dict.fromkeys(trees)))
+
+
+def _tree(draft: "Draft", total_tokens: int, depth: int, top_k: int) -> TreeConfig:
+    """A tree, made smaller where the head has fewer tokens to choose from than `top_k`."""
+    top_k = min(top_k, draft.config.draft_vocab_size)
+    reachable = 1 + top_k + depth * top_k**2
+    return TreeConfig(total_tokens=min(total_tokens, reachable), depth=depth, top_k=top_k)
+
+
+def check_shape(rule: Rule, tree: Tree | Literal["auto"]) -> None:
+    """Raises ValueError if a rule does not go together with a tree, or with several to choose from."""
+    if not isinstance(tree, str | Ladder):
+        check_rule(rule, tree)
+    elif rule.name != "seeded":
+        raise ValueError(
+            f"rejection_sample_method {rule.name!r} works with one shape of trees, but tree is {AUTO!r}; give one, or "
+            "use 'seeded'"
+        )
+
+
+def tree_config(
+    num_speculative_tokens: int | None, tree: TreeArgument | None, *, where: str
+) -> Tree | Literal["auto"] | None:
     """The tree that one of two arguments describes; None if neither is given.
 
     Args:
       num_speculative_tokens: length of a chain.
       tree: a dynamic tree, as `TreeConfig` or as a mapping of its three fields; or a static tree, as `StaticTree`, as a list of
-        paths, or by a name in `NAMED_TREES`.
+        paths, or by a name in `NAMED_TREES`; or "auto", or a `Ladder`, for several shapes to choose from.
       where: who asks, for the messages.
 
     Raises:
@@ -190,11 +230,13 @@ def tree_config(num_speculative_tokens: int | None, tree: TreeArgument | None, *
         raise ValueError(f"{where} has both num_speculative_tokens (a chain) and tree; give one of them")
     if num_speculative_tokens is not None:
         return TreeConfig.chain(num_speculative_tokens)
-    if tree is None or isinstance(tree, TreeConfig | StaticTree):
+    if tree is None or isinstance(tree, Tree):
         return tree
     if isinstance(tree, str):
+        if tree == AUTO:
+            return AUTO
         if tree not in NAMED_TREES:
-            raise ValueError(f"tree {tree!r} is not known; known are {', '.join(map(repr, NAMED_TREES))}")
+            raise ValueError(f"tree {tree!r} is not known; known are {', '.join(map(repr, (AUTO, *NAMED_TREES)))}")
         return NAMED_TREES[tree]
     if isinstance(tree, list | tuple) and all(isinstance(path, list | tuple) for path in tree):
         return StaticTree.from_paths(tree)

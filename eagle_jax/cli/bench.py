@@ -93,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.tolerance >= 0:
         raise UsageError(f"--tolerance must be at least 0, got {options.tolerance}")
     before = None if options.check is None else read_report(options.check)
+    if isinstance(options.tree, str):
+        raise UsageError("--tree auto chooses among shapes, but the bench measures one: give --tree TOTAL,DEPTH,TOP_K")
     target, head, tree, settings = prepare(options)
 
     from eagle_jax.measurement import bench
@@ -149,6 +151,7 @@ def prepare(
     if not options.random_weights:
         session = start(options, plain=options.plain_only)
         target, tree = session.target.model, session.tree
+        assert not isinstance(tree, str)
         head = None if session.draft is None else session.draft.head
         names = session.target.name, None if session.draft is None else session.draft.name
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from eagle_jax.cli import options as shared
 from eagle_jax.cli.report import metrics_to_json
 from eagle_jax.cli.runtime import counting_compilations, stage
-from eagle_jax.cli.session import Session, UsageError, describe, start
+from eagle_jax.cli.session import Session, UsageError, describe, start, tree_to_json
 
 if TYPE_CHECKING:
     from eagle_jax.front.prompts import Prompt
@@ -193,7 +193,7 @@ def to_json(session: Session, comparison: Comparison) -> dict[str, Any]:
     return {
         "model": session.target.name,
         "draft": None if session.draft is None else session.draft.name,
-        "tree": None if session.tree is None else dataclasses.asdict(session.tree),
+        "tree": tree_to_json(session.tree),
         "dtype": str(session.target.model.dtype),
         "backend": dataclasses.asdict(session.backend),
         "speed_up": comparison.speed_up,

@@ -52,6 +52,11 @@ def number(text: str) -> float:
     return value
 
 
+def tree_or_auto(text: str) -> dict[str, int] | str:
+    """An argparse type: "auto", or as `tree`."""
+    return text if text == "auto" else tree(text)
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """What is loaded, and onto what."""
     group = parser.add_argument_group("models")
@@ -89,9 +94,10 @@ def add_draft_shape_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--tree",
-        type=tree,
+        type=tree_or_auto,
         metavar="TOTAL,DEPTH,TOP_K",
-        help="draft a tree: its nodes with the root, expansions after the first level, and children of a node; e.g. 60,7,10",
+        help="draft a tree: its nodes with the root, expansions after the first level, and children of a node; e.g. 60,7,10. Or "
+        "auto: plain decoding, a chain or a tree before each round, whatever pays on this device and text",
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from eagle_jax.cli.session import Session
+from eagle_jax.cli.session import Session, tree_to_json
 
 if TYPE_CHECKING:
     from eagle_jax.front.rows import RowResult
@@ -36,7 +36,7 @@ def to_json(session: Session, rows: "list[RowResult]", timing: "Timing") -> dict
     return {
         "model": session.target.name,
         "draft": None if session.draft is None else session.draft.name,
-        "tree": None if session.tree is None else dataclasses.asdict(session.tree),
+        "tree": tree_to_json(session.tree),
         "dtype": str(session.target.model.dtype),
         "backend": dataclasses.asdict(session.backend),
         "attention": dict(timing.attention),

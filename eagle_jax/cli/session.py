@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_jax.cli.runtime import Backend, keep_compiled_programs, select_device, stage
 
@@ -31,7 +31,7 @@ class Session:
     backend: Backend
     target: "Target"
     draft: "Draft | None"
-    tree: "TreeConfig | None"
+    tree: "TreeConfig | Literal['auto'] | None"
     """None exactly when there is no draft."""
     max_model_len: int | None
 
@@ -112,18 +112,27 @@ def find_head(name: str) -> str | Path:
     return name
 
 
-def describe(tree: "TreeConfig | None") -> str:
+def describe(tree: "TreeConfig | Literal['auto'] | None") -> str:
     """A tree in words."""
     if tree is None:
         return "no draft"
+    if isinstance(tree, str):
+        return "plain rounds, chains or trees as it pays (auto)"
     if tree.top_k == 1:
         return f"a chain of {tree.total_tokens - 1} a round"
     return f"a tree of {tree.total_tokens} nodes a round (depth {tree.depth}, top_k {tree.top_k})"
 
 
-def _tree(options: argparse.Namespace, platform: str) -> "TreeConfig":
+def tree_to_json(tree: "TreeConfig | Literal['auto'] | None") -> dict[str, Any] | str | None:
+    """A tree as reports hold it."""
+    return tree if tree is None or isinstance(tree, str) else dataclasses.asdict(tree)
+
+
+def _tree(options: argparse.Namespace, platform: str) -> "TreeConfig | Literal['auto']":
     from eagle_jax.decoding.tree import TreeConfig
 
+    if isinstance(options.tree, str):
+        return "auto"
     if options.tree is not None:
         return TreeConfig(**options.tree)
     return default_chain(options, platform)

@@ -198,6 +198,22 @@ class Engine:
         return self._programs.compile_seconds
 
     @property
+    def geometry(self) -> dict[str, str | int]:
+        """What the target and the head are like, for people and for files."""
+        config = self._target_config
+        sizes: dict[str, str | int] = {
+            "target": config.model_type,
+            "layers": config.num_hidden_layers,
+            "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size,
+            "dtype": str(self._target_dtype),
+        }
+        if self._draft_shape is not None:
+            head, dtype = self._draft_shape
+            sizes |= {"draft": head.method, "draft_vocab_size": head.draft_vocab_size, "draft_dtype": str(dtype)}
+        return sizes
+
+    @property
     def weights(self) -> Weights:
         """The parameters, as the programs take them."""
         return self._weights

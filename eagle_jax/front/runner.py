@@ -5,14 +5,16 @@ import dataclasses
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from flax import nnx
 
 from eagle_jax.decoding.engine import Request
-from eagle_jax.decoding.rules import SEEDED, Drafts, Rule, check_rule
+from eagle_jax.decoding.ladder import Ladder
+from eagle_jax.decoding.rules import SEEDED, Drafts, Rule
+from eagle_jax.front.calibration import Calibration, calibrate
 from eagle_jax.front.engines import EnginePool, TimedEngine
 from eagle_jax.front.limits import capacity_bucket, resolve_max_model_len, slot_bucket, stop_id_bucket
 from eagle_jax.front.memory import Footprint, check_memory
@@ -24,7 +26,7 @@ from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import Timing
 from eagle_jax.outputs import Delta
 from eagle_jax.sampling import Features, SamplingParams
-from eagle_jax.speculative_config import Tree, default_tree
+from eagle_jax.speculative_config import AUTO, Tree, check_shape, default_ladder, default_tree
 from pallas_kernels.tree_attention.blocked import block_of
 
 DEFAULT_MAX_NUM_SEQS = 8
@@ -36,12 +38,12 @@ _pools: weakref.WeakKeyDictionary[nnx.Module, EnginePool] = weakref.WeakKeyDicti
 
 
 class Runner:
-    """Decodes prompts with one target, one draft head or none, and one shape of tree.
+    """Decodes prompts with one target, one draft head or none, and one shape of tree or a choice of several.
 
     Args:
       target: the target.
       draft: the draft head; None decodes plainly.
-      tree: shape of the draft trees; None with a draft takes its `default_tree`.
+      tree: shape of the draft trees, or "auto" or a `Ladder` to choose from; None with a draft takes its `default_tree`.
       max_model_len: bound on prompt and output; None takes what the model is made for.
       max_num_seqs: most sequences decoded side by side.
       prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
@@ -60,7 +62,7 @@ class Runner:
         self,
         target: Target,
         draft: Draft | None = None,
-        tree: Tree | None = None,
+        tree: Tree | Literal["auto"] | None = None,
         *,
         max_model_len: int | None = None,
         max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
@@ -72,23 +74,24 @@ class Runner:
     ):
         if not isinstance(target, Target):
             raise TypeError(f"target must be what load_target returns, got {target!r}")
+        shape: Tree | None = None
         if draft is not None:
-            tree = _check_draft(target, draft, tree)
-            check_rule(rule, tree)
+            shape = _check_draft(target, draft, tree)
+            check_shape(rule, shape)
         for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(f"logprobs_mode must be {' or '.join(map(repr, LOGPROBS_MODES))}, got {logprobs_mode!r}")
-        self.target, self.draft, self.tree, self.rule = target, draft, tree, rule
+        self.target, self.draft, self.tree, self.rule = target, draft, shape, rule
         self._processed_logprobs = logprobs_mode == "processed_logprobs"
         self._seeds = SeedSource(seed)
         self.shape_invariant = shape_invariant
         if shape_invariant:
-            if tree is None:
+            if shape is None:
                 raise ValueError("shape_invariant needs a draft, whose rounds plain decoding then runs too")
-            if tree.total_tokens != tree.max_depth + 1:
-                raise ValueError(f"shape_invariant works on chains, but tree is {tree}; give num_speculative_tokens")
+            if isinstance(shape, Ladder) or shape.total_tokens != shape.max_depth + 1:
+                raise ValueError(f"shape_invariant works on chains, but tree is {shape}; give num_speculative_tokens")
             if not rule.exact_match:
                 raise ValueError(
                     f"shape_invariant works with rejection_sample_method 'seeded', but it is {rule.rejection_sample_method!r}"
@@ -177,6 +180,25 @@ class Runner:
         shape = self._shape(prompts, tokens, stop_ids=0, features=features)
         with self._engine(shape) as engine:
             return _compile(engine, progress)
+
+    def calibrate(self, *, prompts: int, tokens: int, again: bool = False) -> Calibration:
+        """Times of the rungs that a greedy call of so many prompts, the longest of so many tokens with its output, chooses from.
+
+        Args:
+          prompts: in the call.
+          tokens: of the longest sequence.
+          again: measure even if that was done before.
+
+        Raises:
+          ValueError: the runner has no ladder.
+        """
+        if not isinstance(self.tree, Ladder):
+            raise ValueError(f"only a ladder can be calibrated: give tree {AUTO!r}, not {self.tree}")
+        with self._engine(self._shape(prompts, tokens, stop_ids=0, features=Features.GREEDY)) as engine:
+            engine.compile()
+            calibration = calibrate(engine, again=again)
+            engine.costs = calibration.ms
+        return calibration
 
     def check_memory(self, *, sequences: int, max_model_len: int | None) -> None:
         """Raises InsufficientMemoryError if so many sequences of `max_model_len` (None: the least capacity) do not fit."""
@@ -372,16 +394,22 @@ def _compile(engine: TimedEngine, progress: bool) -> float:
     start = time.perf_counter()
     with spinner("Compiling", enabled=progress):
         engine.compile()
+    if isinstance(engine.plan.tree, Ladder) and engine.costs is None:
+        with spinner("Calibrating", enabled=progress):
+            engine.costs = calibrate(engine).ms
     return time.perf_counter() - start
 
 
-def _check_draft(target: Target, draft: Draft, tree: Tree | None) -> Tree:
+def _check_draft(target: Target, draft: Draft, tree: Tree | Literal["auto"] | None) -> Tree:
     """Makes sure that they fit; returns the tree, or the head's default."""
     if not isinstance(draft, Draft):
         raise TypeError(f"draft must be what load_draft returns, got {draft!r}")
-    tree = default_tree(draft) if tree is None else tree
+    if tree is None:
+        tree = default_tree(draft)
+    elif isinstance(tree, str) and tree == AUTO:
+        tree = default_ladder(draft, _device_of(target.model).platform)
     if not isinstance(tree, Tree):
-        raise TypeError(f"tree must be a TreeConfig or a StaticTree, got {tree!r}")
+        raise TypeError(f"tree must be a TreeConfig, a StaticTree, a Ladder or {AUTO!r}, got {tree!r}")
     sizes: Mapping[str, tuple[int, int]] = {
         "hidden_size": (draft.config.target_hidden_size, target.config.hidden_size),
         "vocab_size": (draft.config.vocab_size, target.config.vocab_size),
