@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.parallel.partition import local_kv_heads
 from pallas_kernels.tree_attention import chosen_backend
 from pallas_kernels.tree_attention.backends import Choice, Device
 
@@ -51,15 +52,23 @@ class AttentionShape:
 
     @staticmethod
     def of(
-        config: Any, dtype: Any, *, slots: int, tokens: int, capacity: int, tree: bool, windowed: bool = False
+        config: Any,
+        dtype: Any,
+        *,
+        slots: int,
+        tokens: int,
+        capacity: int,
+        tree: bool,
+        windowed: bool = False,
+        shards: int = 1,
     ) -> "AttentionShape":
-        """For the heads of a `LlamaConfig` or `DraftConfig`."""
+        """For the heads of a `LlamaConfig` or `DraftConfig`, those of one of several shards."""
         return AttentionShape(
             slots=slots,
             tokens=tokens,
             capacity=capacity,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
+            heads=config.num_attention_heads // shards,
+            kv_heads=local_kv_heads(config.num_key_value_heads, shards),
             head_dim=config.head_dim,
             dtype=np.dtype(dtype),
             tree=tree,

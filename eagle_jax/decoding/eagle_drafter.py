@@ -15,10 +15,10 @@ from eagle_jax.models.cache import KVCache, KVRows, ordered_after
 from eagle_jax.models.draft_layer import DraftContext
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
+from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.processing import log_probabilities, process_logits
 from eagle_jax.sampling.settings import SlotSettings
-from eagle_jax.sampling.top_k import top_k
 
 _NEVER_DRAWN = -1e4
 """Added to the draft logits of tokens that the request's cuts remove: behind all others, but still in order."""
@@ -115,9 +115,14 @@ class EagleDrafter:
             return self.target.logits(self.head.before_lm_head(hidden).astype(self.target.dtype))
 
     @property
+    def draft_vocabulary(self) -> Vocabulary:
+        """What of the draft vocabulary a device has logits of."""
+        return self.head.draft_vocabulary if self.head.config.own_lm_head else self.target.vocabulary
+
+    @property
     def vocabulary(self) -> jax.Array:
-        """Target ids of the draft vocabulary, int32 `[Vd]`."""
-        return self.head.target_ids(jnp.arange(self.head.config.draft_vocab_size, dtype=jnp.int32))
+        """Target ids of this device's columns of the draft vocabulary, int32 `[Vd]`; those of padding mean nothing."""
+        return self.head.target_ids(self.draft_vocabulary.ids())
 
     def best(
         self, hidden: jax.Array, count: int, state: DecodeState, level: jax.Array | int
@@ -141,9 +146,8 @@ class EagleDrafter:
                 noise = state.sampling.target_noise((state.lengths + 1 + level)[:, None], self.vocabulary)  # [B, 1, Vd]
                 logits = self._cut(logits, settings) + jnp.where(settings.greedy[:, None, None], 0, noise)
         with jax.named_scope("top_k"):
-            peak, ids = top_k(logits, count)
-            scores = peak - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        return scores, self.head.target_ids(ids.astype(jnp.int32))
+            scores, ids = self.draft_vocabulary.top_log_probs(logits, count)
+        return scores, self.head.target_ids(ids)
 
     def sample(
         self, hidden: jax.Array, count: int, state: DecodeState, nodes: Sequence[int]
@@ -164,26 +168,29 @@ class EagleDrafter:
           vocabulary, float32 `[B, T, Vd]`.
         """
         assert state.sampling is not None
-        settings = state.sampling.settings
-        scores = log_probabilities(process_logits(self.logits(hidden), settings))
+        settings, vocabulary = state.sampling.settings, self.draft_vocabulary
+        scores = log_probabilities(process_logits(self.logits(hidden), settings, vocabulary), vocabulary)
         with jax.named_scope("noise"):
             first, second = stream_key(settings.seeds, state.lengths, Stream.DRAFT)
             lanes = jnp.asarray(nodes, jnp.int32)[None]  # every node draws by its own numbers
             noise = vocabulary_gumbel((first[:, None], second[:, None]), self.vocabulary, lanes)  # [B, T, Vd]
-        _, ids = top_k(scores + jnp.where(settings.greedy[:, None, None], 0, noise), count)
-        drawn = jnp.take_along_axis(scores, ids, axis=-1)
-        return drawn, self.head.target_ids(ids.astype(jnp.int32)), jnp.exp(scores)
+        _, ids = vocabulary.top_k(scores + jnp.where(settings.greedy[:, None, None], 0, noise), count)
+        # The test of acceptance reads whole distributions, so they are gathered where the head is split.
+        return vocabulary.take(scores, ids), self.head.target_ids(ids), vocabulary.whole(jnp.exp(scores))
 
     def over_target_ids(self, values: jax.Array) -> jax.Array:
         """Spreads values over the draft vocabulary `[..., Vd]` over the target's, `[..., V]`, with zeros elsewhere."""
         everywhere = jnp.zeros((*values.shape[:-1], self.target.config.vocab_size), values.dtype)
-        return everywhere.at[..., self.vocabulary].set(values)
+        ids = self.head.target_ids(jnp.arange(self.head.config.draft_vocab_size, dtype=jnp.int32))
+        return everywhere.at[..., ids].set(values)
 
     def _cut(self, logits: jax.Array, settings: SlotSettings) -> jax.Array:
         """Draft logits under the temperature and the cuts of each slot; what a cut removes stays behind the rest."""
-        processed = process_logits(logits, settings)
-        behind = jnp.nan_to_num(logits - logits.max(-1, keepdims=True), nan=2 * _NEVER_DRAWN, neginf=2 * _NEVER_DRAWN)
-        return jnp.where(processed > -jnp.inf, processed, jnp.maximum(behind, _NEVER_DRAWN) + _NEVER_DRAWN)
+        vocabulary = self.draft_vocabulary
+        processed = process_logits(logits, settings, vocabulary)
+        behind = jnp.nan_to_num(logits - vocabulary.max(logits), nan=2 * _NEVER_DRAWN, neginf=2 * _NEVER_DRAWN)
+        cut = jnp.where(processed > -jnp.inf, processed, jnp.maximum(behind, _NEVER_DRAWN) + _NEVER_DRAWN)
+        return vocabulary.hide_padding(cut)
 
     def empty_tail(self, batch: int, rows: int) -> KVRows:
         """Buffers for the uncommitted rows of a tree, M = `rows`."""

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from eagle_jax.decoding.attention import AttentionShape
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
+from eagle_jax.decoding.placement import everywhere
 from eagle_jax.decoding.prefill import PromptChunk
 from eagle_jax.decoding.rules import SEEDED, Rule
 from eagle_jax.decoding.sampling_state import LogProbs
@@ -22,11 +25,14 @@ from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
 from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS
+from eagle_jax.parallel.mesh import check_mesh, data_groups, model_shards, replicate
 from eagle_jax.sampling.params import Features, SamplingParams
 from eagle_jax.sampling.processing import NO_TOKEN
 from eagle_jax.sampling.settings import SlotSettings
 
 _UNBOUNDED = np.int32(2**31 - 1)
+_ROUNDS_BEFORE_REFILL = 16
+"""While requests wait, groups of devices that have nothing left to do wait so many rounds for the others at most."""
 GREEDY = SamplingParams()
 
 
@@ -127,6 +133,7 @@ class Engine:
       processed_logprobs: whether log-probabilities are those of the processed distribution.
       shape_invariant: see `Plan.shape_invariant`.
       costs: time of a round of each rung, in any unit, where `tree` is a ladder; it may be set later, but before `serve`.
+      mesh: the devices that hold the weights, as `eagle_jax.parallel.make_mesh` makes it; None is one device.
     """
 
     def __init__(
@@ -144,7 +151,10 @@ class Engine:
         processed_logprobs: bool = False,
         shape_invariant: bool = False,
         costs: Sequence[float] | None = None,
+        mesh: Mesh | None = None,
     ):
+        mesh = check_mesh(mesh)
+        _check_shards(target, head, mesh, slots)
         if (head is None) != (tree is None):
             raise ValueError("head and tree go together: give both to speculate, neither to decode plainly")
         for name, value in (("slots", slots), ("max_length", max_length), ("prefill_chunk", prefill_chunk)):
@@ -175,11 +185,13 @@ class Engine:
             rule=SEEDED if features is Features.GREEDY or tree is None else rule,
             processed_logprobs=processed_logprobs and features is Features.FULL,
             shape_invariant=shape_invariant,
+            mesh=mesh,
         )
         self._vocab_size = target.config.vocab_size
         self._weights = Weights(target_state, head_state)
         self._target_config, self._target_dtype = target.config, target.dtype
-        self._draft_shape = None if head is None else (head.config, head.dtype)
+        self._draft_shape = None if head is None else (head.config, head.dtype, head.shards)
+        self._target_shards = target.shards
         self.costs = costs
         self._programs: Programs | None = None
         self._state: DecodeState | None = None
@@ -231,12 +243,11 @@ class Engine:
         platform = jax.tree.leaves(self._weights)[0].sharding.device_set.copy().pop().platform
         options = CPU_COMPILER_OPTIONS if platform == "cpu" else None
         init = init_state.lower(self.plan, self._weights).compile()
-        state = jax.eval_shape(init_state, self.plan, self._weights)
-        chunk = next(self._chunks(0, Request(prompt=(0,), max_new_tokens=1)))
-        first = prefill.lower(self.plan, self._weights, state, chunk).compile(options)
-        rounds = decode.lower(
-            self.plan, self._weights, state, np.ones((self.plan.slots,), bool), np.int32(1), np.bool_(False)
-        ).compile(options)
+        state = self.plan.state_shapes(self._weights)
+        chunk = self._of_groups([next(self._chunks(0, Request(prompt=(0,), max_new_tokens=1)))] * self.plan.groups)
+        first = prefill.lower(self.plan, self._weights, state, everywhere(chunk, self.plan.mesh)).compile(options)
+        steering = (np.ones((self.plan.slots,), bool), np.int32(1), np.bool_(False))
+        rounds = decode.lower(self.plan, self._weights, state, *everywhere(steering, self.plan.mesh)).compile(options)
         return Programs(
             init=init,
             prefill=first,
@@ -252,16 +263,22 @@ class Engine:
         device = jax.tree.leaves(self._weights)[0].sharding.device_set.copy().pop()
         nodes = 1 if plan.tree is None else plan.tree.total_tokens
         shape = functools.partial(AttentionShape.of, capacity=plan.capacity)
+        whole = functools.partial(shape, config, self._target_dtype, shards=self._target_shards)
         shapes = {
-            "prefill": shape(config, self._target_dtype, slots=1, tokens=plan.prefill_chunk, tree=False),
-            "verify": shape(config, self._target_dtype, slots=plan.slots, tokens=nodes, tree=True),
+            "prefill": whole(slots=1, tokens=plan.prefill_chunk, tree=False),
+            "verify": whole(slots=plan.group_slots, tokens=nodes, tree=True),
         }
         if plan.tree is not None and self._draft_shape is not None:
             # The step that encodes what was accepted; those that grow the tree have the same heads and fewer tokens.
-            head, dtype = self._draft_shape
-            windowed = any(head.sliding_windows or ())
+            head, dtype, shards = self._draft_shape
             shapes["draft"] = shape(
-                head, dtype, slots=plan.slots, tokens=plan.tree.max_depth + 1, tree=False, windowed=windowed
+                head,
+                dtype,
+                slots=plan.group_slots,
+                tokens=plan.tree.max_depth + 1,
+                tree=False,
+                windowed=any(head.sliding_windows or ()),
+                shards=shards,
             )
         return {part: entry.choice(device).name for part, entry in shapes.items()}
 
@@ -345,16 +362,21 @@ class Engine:
         limit = _UNBOUNDED if rounds_per_dispatch is None else np.int32(rounds_per_dispatch)
         in_flight: tuple[Report, dict[int, _Slot]] | None = None
         while running or waiting or in_flight:
-            for slot in range(self.plan.slots):
+            new: list[tuple[int, Request]] = []
+            for slot in self._slot_order:
                 if waiting and slot not in running:
                     index, request = waiting.popleft()
-                    for chunk in self._chunks(slot, request):
-                        state = programs.prefill(weights, state, chunk)
                     running[slot] = _Slot(index, request)
+                    new.append((slot, request))
+            for chunk in self._prefills(new):
+                state = programs.prefill(weights, state, chunk)
             launched = None
             if running:
                 active = np.isin(np.arange(self.plan.slots), list(running))
-                state, report = programs.decode(weights, state, active, limit, np.bool_(bool(waiting)))
+                at_most = min(limit, np.int32(_ROUNDS_BEFORE_REFILL)) if waiting and self.plan.groups > 1 else limit
+                state, report = programs.decode(weights, state, active, at_most, np.bool_(bool(waiting)))
+                if jax.process_count() > 1 and self.plan.mesh is not None:
+                    report = replicate(self.plan.mesh)(report)  # what a process reads must lie on its own devices
                 launched = (report, dict(running))
             self._state = state
             if rounds_per_dispatch is None:
@@ -440,6 +462,38 @@ class Engine:
     def _settings(self, request: Request) -> SlotSettings | None:
         return SlotSettings.of(request.sampling, request.seed, self._vocab_size, self.plan.features)
 
+    @property
+    def _slot_order(self) -> list[int]:
+        """In which order slots are filled: the first ones of every group, then the second ones."""
+        return sorted(range(self.plan.slots), key=lambda slot: slot % self.plan.group_slots)
+
+    def _prefills(self, new: Sequence[tuple[int, Request]]) -> Iterator[PromptChunk]:
+        """The chunks of requests that go into slots, as the program takes them; groups of devices run theirs side by side."""
+        streams: list[list[PromptChunk]] = [[] for _ in range(self.plan.groups)]
+        for slot, request in new:
+            group, own = divmod(slot, self.plan.group_slots)
+            if self.plan.groups == 1:
+                yield from self._chunks(own, request)
+            else:
+                streams[group] += self._chunks(own, request)
+        for chunks in itertools.zip_longest(*streams):
+            some = next(chunk for chunk in chunks if chunk is not None)
+            yield self._of_groups([self._idle(some) if chunk is None else chunk for chunk in chunks])
+
+    def _of_groups(self, chunks: Sequence[PromptChunk]) -> PromptChunk:
+        """The chunks of all groups as one: as it is where there is one group, else stacked."""
+        if len(chunks) == 1:
+            return chunks[0]
+        chunks = [
+            chunk if chunk.active is not None else dataclasses.replace(chunk, active=np.bool_(True)) for chunk in chunks
+        ]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *chunks)
+
+    def _idle(self, chunk: PromptChunk) -> PromptChunk:
+        """A chunk like that one for a group that has none; see `cache_capacity` for its place."""
+        start = np.int32(self.plan.capacity - self.plan.prefill_chunk)
+        return dataclasses.replace(chunk, slot=np.int32(0), start=start, valid=np.int32(1), active=np.bool_(False))
+
     def _chunks(self, slot: int, request: Request) -> Iterator[PromptChunk]:
         settings = self._settings(request)
         for start in range(0, len(request.prompt), self.plan.prefill_chunk):
@@ -469,6 +523,19 @@ class Engine:
             return None
         assert self.plan.tree is not None
         return np.int32(self.plan.tree.max_depth if request.accept_limit is None else request.accept_limit)
+
+
+def _check_shards(target: Llama, head: DraftHead | None, mesh: Mesh | None, slots: int) -> None:
+    """Raises ValueError if the modules were not made for that mesh."""
+    shards, groups = model_shards(mesh), data_groups(mesh)
+    if target.shards != shards:
+        raise ValueError(
+            f"the target is split over {target.shards} devices, but the mesh has {shards} to split it over"
+        )
+    if head is not None and head.shards not in (1, shards):
+        raise ValueError(f"the draft head is split over {head.shards} devices; it must be 1 or the target's {shards}")
+    if slots % groups:
+        raise ValueError(f"slots {slots} is no multiple of the {groups} groups of devices of the mesh")
 
 
 @dataclasses.dataclass

@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
 from eagle_jax.decoding.commit import commit
 from eagle_jax.decoding.draft import Drafter, PlainDrafter
 from eagle_jax.decoding.eagle_drafter import EagleDrafter
 from eagle_jax.decoding.ladder import Ladder, LadderState
+from eagle_jax.decoding.placement import own_group, placed, spread, state_specs, weight_specs
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.rejection import accept_by
 from eagle_jax.decoding.rules import SEEDED, Drafts, Rule
@@ -21,6 +23,8 @@ from eagle_jax.decoding.state import LENGTH, DecodeState, Report, cache_capacity
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.decoding.verify import verify
 from eagle_jax.models.llama import Llama
+from eagle_jax.parallel.collectives import from_first_shard
+from eagle_jax.parallel.mesh import DATA, data_groups
 from eagle_jax.sampling.params import Features
 
 
@@ -59,6 +63,8 @@ class Plan:
     """Whether log-probabilities are those of the processed distribution."""
     shape_invariant: bool = False
     """Whether a token's logits have the same bits however many drafts were accepted before it (chains only)."""
+    mesh: Mesh | None = None
+    """The devices (`eagle_jax.parallel.make_mesh`); None is one."""
 
     @property
     def capacity(self) -> int:
@@ -66,11 +72,36 @@ class Plan:
         path = 1 if self.tree is None else self.tree.max_depth + 1
         if isinstance(self.tree, Ladder):
             path = self.tree.due_rows
-        return cache_capacity(self.max_length, self.prefill_chunk, path)
+        return cache_capacity(self.max_length, self.prefill_chunk, path, idle_prefills=self.groups > 1)
+
+    @property
+    def groups(self) -> int:
+        """Groups of devices that the slots are split over."""
+        return data_groups(self.mesh)
+
+    @property
+    def group_slots(self) -> int:
+        """Slots of one group: slot s belongs to group `s // group_slots`."""
+        return self.slots // self.groups
+
+    def specs(self, weights: Weights) -> tuple[Weights, DecodeState]:
+        """How weights and state are split over the mesh."""
+        target, drafter = self.modules(weights)
+        draft_shards = drafter.head.shards if isinstance(drafter, EagleDrafter) else 1
+        state = jax.eval_shape(functools.partial(_empty_state, self), weights)
+        split = Weights(weight_specs(weights.target, target.shards), weight_specs(weights.head, draft_shards))
+        return split, state_specs(state, target.shards, draft_shards)
+
+    def state_shapes(self, weights: Weights) -> DecodeState:
+        """The arrays of a state, as shapes with the places where programs take them."""
+        shapes = jax.eval_shape(init_state, self, weights)
+        return shapes if self.mesh is None else placed(shapes, self.specs(weights)[1], self.mesh)
 
     def modules(self, weights: Weights) -> tuple[Llama, Drafter]:
         """The target and the drafter around given weights; of several trees the drafter grows the deepest."""
         target = nnx.merge(self.target_def, weights.target)
+        if self.shape_invariant and target.shards > 1:
+            target.sum_in_order()
         if self.head_def is None or self.tree is None:
             return target, PlainDrafter()
         tree, drafts = self.tree, self.rule.drafts
@@ -87,8 +118,17 @@ class Plan:
 @functools.partial(jax.jit, static_argnames="plan")
 def init_state(plan: Plan, weights: Weights) -> DecodeState:
     """A state without requests."""
+    body = functools.partial(_empty_state, plan)
+    if plan.mesh is None:
+        return body(weights)
+    weights_in, state_out = plan.specs(weights)
+    return spread(body, plan.mesh, (weights_in,), state_out)(weights)
+
+
+def _empty_state(plan: Plan, weights: Weights) -> DecodeState:
+    """That of one device."""
     target, drafter = plan.modules(weights)
-    slots, capacity = plan.slots, plan.capacity
+    slots, capacity = plan.group_slots, plan.capacity
     zeros = jnp.zeros((slots,), jnp.int32)
     return DecodeState(
         tokens=jnp.zeros((slots, capacity), jnp.int32),
@@ -104,15 +144,25 @@ def init_state(plan: Plan, weights: Weights) -> DecodeState:
         accepted_at_depth=jnp.zeros((slots, drafter.max_depth), jnp.int32),
         accept_limits=zeros if plan.shape_invariant else None,
         ladder=LadderState.empty(plan.tree, slots, capacity) if isinstance(plan.tree, Ladder) else None,
-        sampling=SamplingState.empty(slots, capacity, target.config.vocab_size, plan.features, plan.processed_logprobs),
+        sampling=SamplingState.empty(slots, capacity, target.vocabulary, plan.features, plan.processed_logprobs),
     )
 
 
 @functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
 def prefill(plan: Plan, weights: Weights, state: DecodeState, chunk: PromptChunk) -> DecodeState:
-    """`prefill_chunk` as a program; the state is consumed."""
-    target, drafter = plan.modules(weights)
-    return prefill_chunk(target, drafter, state, chunk)
+    """`prefill_chunk` as a program; the state is consumed.
+
+    With several groups of devices, the arrays of `chunk` have an axis in front with one entry a group.
+    """
+
+    def body(weights: Weights, state: DecodeState, chunk: PromptChunk) -> DecodeState:
+        target, drafter = plan.modules(weights)
+        return prefill_chunk(target, drafter, state, own_group(chunk, plan.mesh))
+
+    if plan.mesh is None:
+        return body(weights, state, chunk)
+    weights_in, state_in = plan.specs(weights)
+    return spread(body, plan.mesh, (weights_in, state_in, PartitionSpec()), state_in)(weights, state, chunk)
 
 
 def decode_round(target: Llama, drafter: Drafter, state: DecodeState, rule: Rule = SEEDED) -> DecodeState:
@@ -123,6 +173,9 @@ def decode_round(target: Llama, drafter: Drafter, state: DecodeState, rule: Rule
     """
     with jax.named_scope("draft"):
         tree, draft = drafter.propose(state)
+        if drafter.num_nodes > 1:
+            tokens, parents, depths = from_first_shard((tree.tokens, tree.parents, tree.depths), target.shards)
+            tree = dataclasses.replace(tree, tokens=tokens, parents=parents, depths=depths)
     with jax.named_scope("verify"):
         output = verify(
             target,
@@ -135,6 +188,8 @@ def decode_round(target: Llama, drafter: Drafter, state: DecodeState, rule: Rule
         )
     with jax.named_scope("accept"):
         acceptance = accept_by(rule, tree, output, state, drafter.max_depth)
+        if not rule.exact_match:
+            acceptance = from_first_shard(acceptance, target.shards)
         if state.accept_limits is not None:
             acceptance = acceptance.limited(state.accept_limits)
     with jax.named_scope("commit"):
@@ -216,7 +271,7 @@ def decode(
     """Rounds on the device, without a transfer, until every slot has ended.
 
     Args:
-      plan: the configuration.
+      plan: the configuration; with several groups of devices each decodes its own slots, and runs its own number of rounds.
       weights: parameters.
       state: consumed.
       active: slots whose requests are still wanted, bool `[B]`; the others are frozen.
@@ -226,7 +281,27 @@ def decode(
     Returns:
       The new state and what the host reads of it.
     """
+    body = functools.partial(_decode, plan)
+    if plan.mesh is None:
+        return body(weights, state, active, max_rounds, until_finished)
+    weights_in, state_in = plan.specs(weights)
+    whole, report_out = PartitionSpec(), PartitionSpec(DATA)
+    run = spread(body, plan.mesh, (weights_in, state_in, whole, whole, whole), (state_in, report_out))
+    return run(weights, state, active, max_rounds, until_finished)
+
+
+def _decode(
+    plan: Plan,
+    weights: Weights,
+    state: DecodeState,
+    active: jax.Array,
+    max_rounds: jax.Array,
+    until_finished: jax.Array,
+) -> tuple[DecodeState, Report]:
+    """`decode` on one device."""
     target, drafter = plan.modules(weights)
+    if plan.groups > 1:
+        active = own_group(jnp.reshape(active, (plan.groups, plan.group_slots)), plan.mesh)
     state = dataclasses.replace(state, finish=jnp.where(active | ~state.running, state.finish, LENGTH))
     running_before = jnp.sum(state.running)
 

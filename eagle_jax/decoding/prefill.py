@@ -8,10 +8,12 @@ import jax.numpy as jnp
 
 from eagle_jax.decoding.commit import cut, write_tokens
 from eagle_jax.decoding.draft import Drafter
+from eagle_jax.decoding.placement import only_if
 from eagle_jax.decoding.sampling_state import SamplingState
 from eagle_jax.decoding.state import RUNNING, DecodeState
 from eagle_jax.models.cache import ordered_after
 from eagle_jax.models.llama import Llama
+from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.processing import choose, draw
 from eagle_jax.sampling.settings import SlotSettings
 
@@ -39,6 +41,9 @@ class PromptChunk:
     """How the request's tokens are chosen; None in greedy programs."""
     accept_limit: Any
     """See `DecodeState.accept_limits`, int32 scalar, or None."""
+    active: Any = None
+    """False, a bool scalar, for the chunk of a group of devices that has none: it is run while the others run theirs, at a place
+    that is no sequence's, and changes nothing. None where there is one group."""
 
 
 def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: PromptChunk) -> DecodeState:
@@ -46,6 +51,7 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
 
     Only the last chunk's token is the true first output token; what earlier chunks emit is overwritten by the next chunk.
     """
+    before = state
     size = chunk.tokens.shape[0] - 1
     tokens, next_tokens = chunk.tokens[None, :-1], chunk.tokens[None, 1:]
     slot, start = chunk.slot, chunk.start
@@ -59,7 +65,7 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
     )
     last = jax.lax.dynamic_slice_in_dim(out.hidden, chunk.valid - 1, 1, axis=1)  # [1, 1, H]
     logits = target.logits(last)  # [1, 1, V]
-    first_token, sampling = first_choice(logits, state.sampling, chunk)  # [1, 1]
+    first_token, sampling = first_choice(logits, target.vocabulary, state.sampling, chunk)  # [1, 1]
     draft = drafter.prefill(state.draft, slot, start, next_tokens, out.features, chunk.valid)
     end = start + chunk.valid  # position of the token after the chunk
 
@@ -85,26 +91,28 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
     offered = jnp.broadcast_to(first_token, (here.shape[0], 1))
     emitted, finish = cut(state, offered, jnp.ones_like(state.lengths))
     emitted = jnp.where(here, emitted, 0)
-    return dataclasses.replace(
+    state = dataclasses.replace(
         state,
         tokens=write_tokens(state.tokens, offered, state.lengths + 1, emitted),
         lengths=state.lengths + emitted,
         finish=jnp.where(here, finish, state.finish),
     )
+    return state if chunk.active is None else only_if(chunk.active, state, before)
 
 
 def first_choice(
-    logits: jax.Array, sampling: SamplingState | None, chunk: PromptChunk
+    logits: jax.Array, vocabulary: Vocabulary, sampling: SamplingState | None, chunk: PromptChunk
 ) -> tuple[jax.Array, SamplingState | None]:
     """The token after the chunk, int32 `[1, 1]`, by the same rules as any later one, and the slot's new sampling state.
 
     Args:
       logits: after the chunk's last valid token, float32 `[1, 1, V]`.
+      vocabulary: the target's.
       sampling: of all slots.
       chunk: the chunk.
     """
     if sampling is None or chunk.sampling is None:
-        return choose(logits), None
+        return choose(logits, vocabulary), None
     end = (chunk.start + chunk.valid)[None, None]
     sampling = sampling.start(chunk.slot, chunk.sampling, chunk.tokens[:-1], chunk.valid, chunk.start == 0)
     here = sampling.of_slot(chunk.slot)
@@ -115,8 +123,7 @@ def first_choice(
         output_lengths=jnp.zeros((1, 1), jnp.int32),
         stop_ids=chunk.stop_ids[None],
     )
-    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    token = draw(processed, here.target_noise(end, ids), here.settings)
+    token = draw(processed, here.target_noise(end), here.settings, vocabulary)
     sampling = sampling.record(
         token, jnp.ones((1,), jnp.int32), end[0], slots=chunk.slot[None], logits=logits, processed=processed
     )

@@ -30,7 +30,9 @@ def accept_by(rule: Rule, tree: DraftTree, output: TargetOutput, state: DecodeSt
         return matched
     assert output.processed is not None
     methods = {"standard": walk, "recursive": walk, "block": block, "traversal": traversal}
-    leaf, last = methods[rule.name](tree, probabilities(output.processed), node_uniforms(state, tree))
+    # Residuals and sums run over whole rows, many times: gathered once, they are the same on every shard of a vocabulary.
+    processed = state.sampling.vocabulary.whole(output.processed)
+    leaf, last = methods[rule.name](tree, probabilities(processed), node_uniforms(state, tree))
     tested = Acceptance.up_to(leaf, resample(last, state), tree, output.ancestors, max_depth)
     greedy = state.sampling.settings.greedy
 

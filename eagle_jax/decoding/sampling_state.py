@@ -5,47 +5,49 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.params import MAX_LOGPROBS, Features
 from eagle_jax.sampling.processing import control_logits, log_probabilities, process_logits
 from eagle_jax.sampling.settings import SlotSettings
-from eagle_jax.sampling.top_k import top_k
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenHistory:
-    """What penalties look at."""
+    """What penalties look at. Over a vocabulary that is split, each device has its own columns."""
 
     in_prompt: jax.Array
     """Tokens that the prompt holds, bool `[B, V]`."""
     counts: jax.Array
     """How often the output holds each token, the pending root included, int32 `[B, V]`."""
 
-    def start(self, slot: jax.Array, tokens: jax.Array, valid: jax.Array, first: jax.Array) -> "TokenHistory":
+    def start(
+        self, slot: jax.Array, tokens: jax.Array, valid: jax.Array, first: jax.Array, vocabulary: Vocabulary
+    ) -> "TokenHistory":
         """Takes in a prompt chunk int32 `[C]` of which `valid` tokens count; `first` (bool scalar) forgets what was before."""
-        places = jnp.where(jnp.arange(tokens.shape[0]) < valid, tokens, self.in_prompt.shape[1])
+        places = vocabulary.places(jnp.where(jnp.arange(tokens.shape[0]) < valid, tokens, -1))
         row = (self.in_prompt[slot] & ~first).at[places].set(True, mode="drop")
         return TokenHistory(self.in_prompt.at[slot].set(row), self.counts.at[slot].set(0))
 
-    def add(self, tokens: jax.Array, counts: jax.Array, slots: jax.Array) -> "TokenHistory":
+    def add(self, tokens: jax.Array, counts: jax.Array, slots: jax.Array, vocabulary: Vocabulary) -> "TokenHistory":
         """Counts the first `counts[r]` of emitted tokens int32 `[R, A]` of slots int32 `[R]`."""
-        valid = (jnp.arange(tokens.shape[1]) < counts[:, None]) & (tokens >= 0)
-        places = jnp.where(valid, tokens, self.counts.shape[1])
+        places = vocabulary.places(jnp.where(jnp.arange(tokens.shape[1]) < counts[:, None], tokens, -1))
         return dataclasses.replace(self, counts=self.counts.at[slots[:, None], places].add(1, mode="drop"))
 
-    def at_nodes(self, tokens: jax.Array, ancestors: jax.Array) -> jax.Array:
+    def at_nodes(self, tokens: jax.Array, ancestors: jax.Array, vocabulary: Vocabulary) -> jax.Array:
         """Counts at each node of a tree, the node's own path added: int32 `[B, N, V]`.
 
         Args:
           tokens: of the nodes, int32 `[B, N]`; node 0, the root, is counted already.
           ancestors: bool `[B, N, N]`, each node's path, itself included.
+          vocabulary: what the columns are.
         """
         batch, nodes = tokens.shape
         slots, rows = jnp.arange(batch)[:, None, None], jnp.arange(nodes)[:, None]
         on_path = ancestors.at[:, :, 0].set(False).astype(jnp.int32)
         everywhere = jnp.broadcast_to(self.counts[:, None], (batch, nodes, self.counts.shape[1]))
-        return everywhere.at[slots, rows, tokens[:, None]].add(on_path)
+        return everywhere.at[slots, rows, vocabulary.places(tokens)[:, None]].add(on_path, mode="drop")
 
 
 @jax.tree_util.register_dataclass
@@ -74,14 +76,20 @@ class LogProbs:
         )  # fmt: skip
 
     def write(
-        self, logits: jax.Array, tokens: jax.Array, counts: jax.Array, places: jax.Array, slots: jax.Array
+        self,
+        logits: jax.Array,
+        tokens: jax.Array,
+        counts: jax.Array,
+        places: jax.Array,
+        slots: jax.Array,
+        vocabulary: Vocabulary,
     ) -> "LogProbs":
         """Writes what logits `[R, A, V]` say about the first `counts[r]` of tokens int32 `[R, A]` of slots int32 `[R]`, from
         places int32 `[R]` on."""
-        scores = log_probabilities(logits)
-        chosen = jnp.take_along_axis(scores, jnp.maximum(tokens, 0)[..., None], axis=-1)
-        ranks = (scores >= chosen).sum(-1, dtype=jnp.int32)
-        top, top_ids = top_k(scores, self.top.shape[-1])
+        scores = log_probabilities(logits, vocabulary)
+        chosen = vocabulary.take(scores, tokens[..., None])
+        ranks = vocabulary.count(scores >= chosen)
+        top, top_ids = vocabulary.top_k(scores, self.top.shape[-1])
         steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         at = jnp.where(steps < counts[:, None], places[:, None] + steps, self.chosen.shape[1])
 
@@ -107,32 +115,38 @@ class SamplingState:
     history: TokenHistory | None
     """Only with `Features.FULL`, like the log-probabilities."""
     log_probs: LogProbs | None
+    vocabulary: Vocabulary = dataclasses.field(metadata={"static": True})
+    """The target's."""
 
     @staticmethod
     def empty(
-        slots: int, capacity: int, vocab_size: int, features: Features, processed_logprobs: bool
+        slots: int, capacity: int, vocabulary: Vocabulary, features: Features, processed_logprobs: bool
     ) -> "SamplingState | None":
         """A state without requests; None for greedy programs."""
-        settings = SlotSettings.empty(slots, vocab_size, features)
+        settings = SlotSettings.empty(slots, vocabulary, features)
         if settings is None:
             return None
         if features is not Features.FULL:
-            return SamplingState(settings, None, None)
-        shape = (slots, vocab_size)
+            return SamplingState(settings, None, None, vocabulary)
+        shape = (slots, vocabulary.width)
         history = TokenHistory(jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32))
-        return SamplingState(settings, history, LogProbs.zeros(slots, capacity, vocab_size, processed_logprobs))
+        log_probs = LogProbs.zeros(slots, capacity, vocabulary.size, processed_logprobs)
+        return SamplingState(settings, history, log_probs, vocabulary)
 
     def start(
         self, slot: jax.Array, settings: SlotSettings, tokens: jax.Array, valid: jax.Array, first: jax.Array
     ) -> "SamplingState":
         """Gives a slot the settings of a request, and takes in a chunk of its prompt; see `TokenHistory.start`."""
-        history = None if self.history is None else self.history.start(slot, tokens, valid, first)
-        return SamplingState(self.settings.put(slot, settings), history, self.log_probs)
+        history = self.history
+        if history is not None:
+            history = history.start(slot, tokens, valid, first, self.vocabulary)
+        put = self.settings.put(slot, settings.own_columns(self.vocabulary))
+        return dataclasses.replace(self, settings=put, history=history)
 
     def of_slot(self, slot: jax.Array) -> "SamplingState":
         """The state of one slot, B = 1, without log-probabilities."""
         return jax.tree.map(
-            lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), SamplingState(self.settings, self.history, None)
+            lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), dataclasses.replace(self, log_probs=None)
         )
 
     def record(
@@ -158,10 +172,10 @@ class SamplingState:
         if self.history is None or self.log_probs is None:
             return self
         source = processed if self.log_probs.of_processed else jnp.where(jnp.isnan(logits), -jnp.inf, logits)
-        return SamplingState(
-            settings=self.settings,
-            history=self.history.add(tokens, counts, slots),
-            log_probs=self.log_probs.write(source, tokens, counts, places, slots),
+        return dataclasses.replace(
+            self,
+            history=self.history.add(tokens, counts, slots, self.vocabulary),
+            log_probs=self.log_probs.write(source, tokens, counts, places, slots, self.vocabulary),
         )
 
     def process(
@@ -184,13 +198,23 @@ class SamplingState:
         """
         with jax.named_scope("process_logits"):
             if self.history is not None and self.settings.controls is not None:
-                counts = self.history.at_nodes(tokens, ancestors)
+                counts = self.history.at_nodes(tokens, ancestors, self.vocabulary)
                 logits = control_logits(
-                    logits, self.settings.controls, self.history.in_prompt, counts, output_lengths, stop_ids
+                    logits,
+                    self.settings.controls,
+                    self.history.in_prompt,
+                    counts,
+                    output_lengths,
+                    stop_ids,
+                    self.vocabulary,
                 )
-            return process_logits(logits, self.settings)
+            return process_logits(logits, self.settings, self.vocabulary)
 
-    def target_noise(self, positions: jax.Array, ids: jax.Array) -> jax.Array:
-        """The Gumbel noise of the target's draws: float32 `[B, P, V]` at positions int32 `[B, P]` for ids int32 `[V]`."""
+    def target_noise(self, positions: jax.Array, ids: jax.Array | None = None) -> jax.Array:
+        """The Gumbel noise of the target's draws: float32 `[B, P, V]` at positions int32 `[B, P]` for ids int32 `[V]`.
+
+        Without ids, for this device's columns of the target's vocabulary.
+        """
+        ids = self.vocabulary.ids() if ids is None else ids
         with jax.named_scope("noise"):
             return vocabulary_gumbel(stream_key(self.settings.seeds[:, None], positions, Stream.TARGET), ids)

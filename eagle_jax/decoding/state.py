@@ -102,12 +102,16 @@ class Report:
         return Report(**{name: getattr(state, name) for name in names}, drafted=drafted, log_probs=log_probs)
 
 
-def cache_capacity(max_length: int, prefill_chunk: int, path_length: int, multiple: int = 256) -> int:
+def cache_capacity(
+    max_length: int, prefill_chunk: int, path_length: int, multiple: int = 256, *, idle_prefills: bool = False
+) -> int:
     """Rows S of the caches for sequences of up to `max_length` tokens.
 
     A window written at the last committed row must fit as a whole (`KVCache.write`): a prefill chunk, which starts at a multiple
-    of its length, or the `path_length` rows of an accepted path. S is rounded up to `multiple`.
+    of its length, or the `path_length` rows of an accepted path. S is rounded up to `multiple`. With `idle_prefills` the last
+    `prefill_chunk` rows are no sequence's: a group of devices without a chunk of its own writes there while another has one.
     """
     chunks = -(-max_length // prefill_chunk) * prefill_chunk
     rows = max(chunks, max_length + path_length) + 1  # one more: `tokens` holds the token after a chunk
+    rows += prefill_chunk if idle_prefills else 0
     return -(-rows // multiple) * multiple

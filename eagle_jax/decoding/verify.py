@@ -27,7 +27,7 @@ class TargetOutput:
     ancestors: jax.Array
     """`ancestor_mask` of the tree, bool `[B, N, N]`."""
     logits: jax.Array | None = None
-    """As the target gives them, float32 `[B, N, V]`; None in greedy programs."""
+    """As the target gives them, float32 `[B, N, V]`; None in greedy programs. Over shards, the columns of one, as the next."""
     processed: jax.Array | None = None
     """After `process_logits`, float32 `[B, N, V]`; None in greedy programs."""
 
@@ -61,7 +61,7 @@ def verify(
     with jax.named_scope("lm_head"):
         logits = target.logits(out.hidden)
     if state.sampling is None:
-        return TargetOutput(choose(logits), out.features, out.rows, ancestors)
+        return TargetOutput(choose(logits, target.vocabulary), out.features, out.rows, ancestors)
     after = state.lengths[:, None] + 1 + tree.depths  # number of tokens up to each node, and place of the next one
     processed = state.sampling.process(
         logits,
@@ -71,13 +71,12 @@ def verify(
         stop_ids=state.stop_ids,
     )
     if not draws:
-        choices = choose_possible(processed)
+        choices = choose_possible(processed, target.vocabulary)
     else:
         # Nodes of one depth share a position, and so their noise.
-        ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
         steps = jnp.arange(max_depth + 1, dtype=jnp.int32)
-        noise = state.sampling.target_noise(state.lengths[:, None] + 1 + steps, ids)  # [B, D + 1, V]
+        noise = state.sampling.target_noise(state.lengths[:, None] + 1 + steps)  # [B, D + 1, V]
         if tree.tokens.shape[1] != max_depth + 1:  # a tree, not a chain
             noise = jnp.take_along_axis(noise, tree.depths[..., None], axis=1)
-        choices = draw(processed, noise, state.sampling.settings)
+        choices = draw(processed, noise, state.sampling.settings, target.vocabulary)
     return TargetOutput(choices, out.features, out.rows, ancestors, logits, processed)

@@ -11,6 +11,8 @@ from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.eagle_config import DraftConfig
 from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, sliding_window
 from eagle_jax.models.matmul import matmul
+from eagle_jax.parallel.partition import check_divisible, local_kv_heads
+from eagle_jax.parallel.vocabulary import Vocabulary
 
 
 class VocabularyMap(nnx.Variable):
@@ -77,7 +79,9 @@ class RowContext(Protocol):
 class DraftLayer(nnx.Module):
     """Attention over `attention_inputs`, then the MLP, each added to the residual stream."""
 
-    def __init__(self, config: DraftConfig, index: int, *, in_features: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, config: DraftConfig, index: int, *, in_features: int, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
         width = config.hidden_size
         self.attention = Attention(
             in_features,
@@ -88,11 +92,13 @@ class DraftLayer(nnx.Module):
             qkv_bias=config.qkv_bias,
             out_bias=config.out_bias,
             qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
+            shards=shards,
             dtype=dtype,
             rngs=rngs,
         )
         self.post_norm = RMSNorm(width, eps=config.rms_norm_eps, dtype=dtype)
-        self.mlp = MLP(width, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+        inner, bias = config.intermediate_size, config.mlp_bias
+        self.mlp = MLP(width, inner, bias=bias, shards=shards, dtype=dtype, rngs=rngs)
         self.index = index
         self.sliding_window = config.sliding_windows[index] if config.sliding_windows else None
 
@@ -117,16 +123,18 @@ class DraftModule(nnx.Module):
     norm: RMSNorm | None
     """Norm of the output."""
 
-    def __init__(self, config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.config = config
+    def __init__(self, config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, shards: int = 1):
+        check_divisible(config, shards, whose="the draft head", size_name="draft_tensor_parallel_size")
+        self.config, self.shards = config, shards
         own, width = config.own_embedding, config.hidden_size
-        self.embed = Embedding(config.vocab_size, width, dtype=dtype, rngs=rngs) if own else None
+        self.embed = Embedding(config.vocab_size, width, shards=shards, dtype=dtype, rngs=rngs) if own else None
 
     def _end(self, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         """Adds the output side; called last, so that layers are drawn in the order in which they run."""
         config = self.config
         own, width = config.own_lm_head, config.hidden_size
-        self.lm_head = Linear(width, config.draft_vocab_size, dtype=dtype, rngs=rngs) if own else None
+        rows = self.draft_vocabulary.padded_size
+        self.lm_head = Linear(width, rows, dtype=dtype, rngs=rngs) if own else None
         mapped = config.draft_vocab_size < config.vocab_size
         self.vocabulary = VocabularyMap(jnp.arange(config.draft_vocab_size, dtype=jnp.int32)) if mapped else None
 
@@ -136,16 +144,20 @@ class DraftModule(nnx.Module):
         return self.layers[0].post_norm.weight.dtype
 
     @property
+    def draft_vocabulary(self) -> Vocabulary:
+        """What of the draft vocabulary a device has logits of, by the own output head."""
+        return Vocabulary(self.config.draft_vocab_size, self.shards)
+
+    @property
     def feeds_back_normed(self) -> bool:
         """Whether the output is normed before it is fed back; otherwise `norm` comes before the output head alone."""
         raise NotImplementedError
 
     def empty_cache(self, slots: int, capacity: int) -> KVCache:
-        """A draft cache for `slots` sequences of up to `capacity` rows."""
+        """A draft cache for `slots` sequences of up to `capacity` rows: of one shard, if there are several."""
         config = self.config
-        return KVCache.zeros(
-            config.num_hidden_layers, slots, config.num_key_value_heads, capacity, config.head_dim, self.dtype
-        )
+        kv_heads = local_kv_heads(config.num_key_value_heads, self.shards)
+        return KVCache.zeros(config.num_hidden_layers, slots, kv_heads, capacity, config.head_dim, self.dtype)
 
     def output(self, x: jax.Array) -> jax.Array:
         """What the head returns and takes back of the last layer's output, `[B, T, h]`."""
@@ -156,15 +168,16 @@ class DraftModule(nnx.Module):
         return hidden if self.norm is None or self.feeds_back_normed else self.norm(hidden)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Float32 logits over the draft vocabulary, `[B, R, Vd]`, of outputs `[B, R, h]`.
+        """Float32 logits over the draft vocabulary, `[B, R, Vd]`, of outputs `[B, R, h]`; over shards, the columns of one.
 
         Raises:
           ValueError: the head has no output head of its own (`DraftConfig.own_lm_head`): the target's is to be used.
         """
         if self.lm_head is None:
             raise ValueError("this head has no output head of its own; use the target's")
-        return matmul(self.before_lm_head(hidden), self.lm_head.weight[...], out_dtype=jnp.float32)
+        logits = matmul(self.before_lm_head(hidden), self.lm_head.weight[...], out_dtype=jnp.float32)
+        return self.draft_vocabulary.hide_padding(logits)
 
     def target_ids(self, draft_ids: jax.Array) -> jax.Array:
-        """Target ids of draft ids, int32 of any shape."""
+        """Target ids of draft ids, int32 of any shape; those of padding mean nothing."""
         return draft_ids if self.vocabulary is None else self.vocabulary[...][draft_ids]

@@ -13,8 +13,8 @@ from eagle_jax.models.layers import Linear, RMSNorm
 class EagleLayer(DraftLayer):
     """A decoder layer; as published, the first one has no norm before its attention."""
 
-    def __init__(self, config: DraftConfig, index: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        super().__init__(config, index, in_features=config.hidden_size, dtype=dtype, rngs=rngs)
+    def __init__(self, config: DraftConfig, index: int, *, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        super().__init__(config, index, in_features=config.hidden_size, shards=shards, dtype=dtype, rngs=rngs)
         normed = index > 0 or config.first_input_norm
         self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype) if normed else None
 
@@ -29,10 +29,11 @@ class EagleHead(DraftModule):
       config: geometry and variant flags; `capture_layers` is the one state after the target's final norm.
       dtype: dtype of weights, activations and cache.
       rngs: source of the random initial weights.
+      shards: devices that share the weights; see `Eagle3Head`.
     """
 
-    def __init__(self, config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        super().__init__(config, dtype=dtype, rngs=rngs)
+    def __init__(self, config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, shards: int = 1):
+        super().__init__(config, shards=shards, dtype=dtype, rngs=rngs)
         width = config.hidden_size
         if config.feature_size != width:
             raise ValueError(
@@ -43,8 +44,8 @@ class EagleHead(DraftModule):
             return RMSNorm(width, eps=config.rms_norm_eps, dtype=dtype) if wanted else None
 
         self.embedding_norm, self.hidden_norm = norm(config.embedding_norm), norm(config.hidden_norm)
-        self.fc = Linear(2 * width, width, bias=config.fc_bias, dtype=dtype, rngs=rngs)
-        layers = [EagleLayer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_hidden_layers)]
+        self.fc = Linear(2 * width, width, bias=config.fc_bias, sum_over=shards, dtype=dtype, rngs=rngs)
+        layers = [EagleLayer(config, i, shards=shards, dtype=dtype, rngs=rngs) for i in range(config.num_hidden_layers)]
         self.layers = nnx.List(layers)
         self.norm = norm(config.final_norm or config.head_norm)
         self._end(dtype=dtype, rngs=rngs)

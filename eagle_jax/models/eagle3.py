@@ -13,9 +13,10 @@ from eagle_jax.models.layers import Linear, RMSNorm
 class Eagle3Layer(DraftLayer):
     """The first layer takes [embedding; feature], twice the width, each normed; the others are ordinary pre-norm layers."""
 
-    def __init__(self, config: DraftConfig, index: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: DraftConfig, index: int, *, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs):
         width, eps = config.hidden_size, config.rms_norm_eps
-        super().__init__(config, index, in_features=width if index else 2 * width, dtype=dtype, rngs=rngs)
+        inputs = width if index else 2 * width
+        super().__init__(config, index, in_features=inputs, shards=shards, dtype=dtype, rngs=rngs)
         self.input_norm = RMSNorm(width, eps=eps, dtype=dtype)
         self.hidden_norm = None if index else RMSNorm(width, eps=eps, dtype=dtype)
 
@@ -30,10 +31,14 @@ class Eagle3Head(DraftModule):
       config: geometry and variant flags.
       dtype: dtype of weights, activations and cache.
       rngs: source of the random initial weights.
+      shards: devices that share the weights: 1, or as many as the target's. With 1 every device has the whole head.
+
+    Raises:
+      ValueError: a number of heads or a width that does not divide over the shards.
     """
 
-    def __init__(self, config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        super().__init__(config, dtype=dtype, rngs=rngs)
+    def __init__(self, config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, shards: int = 1):
+        super().__init__(config, shards=shards, dtype=dtype, rngs=rngs)
         width, eps = config.hidden_size, config.rms_norm_eps
         states = len(config.capture_layers)
         self.feature_norm = RMSNorm(config.feature_size, eps=eps, dtype=dtype) if config.norm_before_fc else None
@@ -41,8 +46,11 @@ class Eagle3Head(DraftModule):
             RMSNorm(config.target_hidden_size, eps=eps, dtype=dtype) for _ in range(states if config.fc_norm else 0)
         ]
         self.fc_norms = nnx.List(norms)
-        self.fc = Linear(config.feature_size, width, dtype=dtype, rngs=rngs) if config.use_fc else None
-        layers = [Eagle3Layer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_hidden_layers)]
+        features = config.feature_size
+        self.fc = Linear(features, width, sum_over=shards, dtype=dtype, rngs=rngs) if config.use_fc else None
+        layers = [
+            Eagle3Layer(config, i, shards=shards, dtype=dtype, rngs=rngs) for i in range(config.num_hidden_layers)
+        ]
         self.layers = nnx.List(layers)
         self.norm = RMSNorm(width, eps=eps, dtype=dtype)
         self._end(dtype=dtype, rngs=rngs)

@@ -11,7 +11,7 @@ DraftHead = EagleHead | Eagle3Head
 """A head: `fuse` the target's features, call it on rows, `logits` of its outputs, `target_ids` of draft ids."""
 
 
-def make_head(config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> DraftHead:
-    """The head module of a configuration, with random weights."""
+def make_head(config: DraftConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, shards: int = 1) -> DraftHead:
+    """The head module of a configuration, with random weights, split over `shards` devices."""
     module = Eagle3Head if config.method == "eagle3" else EagleHead
-    return module(config, dtype=dtype, rngs=rngs)
+    return module(config, dtype=dtype, rngs=rngs, shards=shards)

@@ -6,20 +6,40 @@ from flax import nnx
 
 from eagle_jax.models.matmul import matmul
 from eagle_jax.models.rope import rotate
+from eagle_jax.parallel.collectives import shard_index, sum_over_shards
+from eagle_jax.parallel.partition import local_kv_heads
+from eagle_jax.parallel.vocabulary import Vocabulary
 from pallas_kernels.tree_attention import Implementation, tree_attention
 
 
 class Linear(nnx.Module):
-    """`y = x W^T + b`, with W stored `[out, in]` as checkpoints do, so that loading transposes nothing."""
+    """`y = x W^T + b`, with W stored `[out, in]` as checkpoints do, so that loading transposes nothing.
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs):
+    `sum_over`: over so many shards the inputs are split; each then has the columns of W for its own, and outputs are summed
+    (`in_order`: see `sum_over_shards`).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        sum_over: int = 1,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.sum_over, self.in_order = sum_over, False
         scale = in_features**-0.5
         self.weight = nnx.Param(scale * jax.random.normal(rngs.params(), (out_features, in_features), dtype))
         self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[..., in]` to `[..., out]`."""
-        y = matmul(x, self.weight[...])
+        """Maps `[..., in]` to `[..., out]`; of split inputs either all or the shard's own may be given."""
+        weight = self.weight[...]
+        if self.sum_over > 1 and x.shape[-1] != weight.shape[1]:
+            x = jax.lax.dynamic_slice_in_dim(x, shard_index() * weight.shape[1], weight.shape[1], axis=-1)
+        y = sum_over_shards(matmul(x, weight), self.sum_over, self.in_order)
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -57,7 +77,10 @@ def sliding_window(
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention over a committed prefix and a tail, with fused q/k/v."""
+    """Grouped-query attention over a committed prefix and a tail, with fused q/k/v.
+
+    Split over `shards` devices, each runs its own heads (`heads` and `kv_heads` of the module are those of one shard).
+    """
 
     def __init__(
         self,
@@ -70,13 +93,15 @@ class Attention(nnx.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         qk_norm_eps: float | None = None,
+        shards: int = 1,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
         """`qk_norm_eps`: each head's queries and keys are normed with that epsilon before they are rotated; None: not at all."""
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.qkv = Linear(in_features, (heads + 2 * kv_heads) * head_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
-        self.out = Linear(heads * head_dim, out_features, bias=out_bias, dtype=dtype, rngs=rngs)
+        self.heads, self.kv_heads, self.head_dim = heads // shards, local_kv_heads(kv_heads, shards), head_dim
+        rows = (self.heads + 2 * self.kv_heads) * head_dim * shards
+        self.qkv = Linear(in_features, rows, bias=qkv_bias, dtype=dtype, rngs=rngs)
+        self.out = Linear(heads * head_dim, out_features, bias=out_bias, sum_over=shards, dtype=dtype, rngs=rngs)
         self.q_norm = None if qk_norm_eps is None else RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype)
         self.k_norm = None if qk_norm_eps is None else RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype)
 
@@ -142,11 +167,13 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """SiLU-gated MLP with fused gate and up projections."""
+    """SiLU-gated MLP with fused gate and up projections, its width split over `shards` devices."""
 
-    def __init__(self, features: int, hidden: int, *, bias: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, features: int, hidden: int, *, bias: bool = False, shards: int = 1, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
         self.gate_up = Linear(features, 2 * hidden, bias=bias, dtype=dtype, rngs=rngs)
-        self.down = Linear(hidden, features, bias=bias, dtype=dtype, rngs=rngs)
+        self.down = Linear(hidden, features, bias=bias, sum_over=shards, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[B, T, H]` to `[B, T, H]`."""
@@ -155,11 +182,18 @@ class MLP(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """Token embeddings `[V, H]`; tied targets read it as their output head too."""
+    """Token embeddings `[V, H]`; tied targets read it as their output head too. Rows may be split over `shards` devices."""
 
-    def __init__(self, vocab_size: int, features: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.weight = nnx.Param(jax.random.normal(rngs.params(), (vocab_size, features), dtype))
+    def __init__(self, vocab_size: int, features: int, *, shards: int = 1, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.vocabulary = Vocabulary(vocab_size, shards)
+        rows = self.vocabulary.padded_size
+        self.weight = nnx.Param(jax.random.normal(rngs.params(), (rows, features), dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Looks up int32 ids `[B, T]`: `[B, T, H]`."""
-        return jnp.take(self.weight[...], tokens, axis=0, mode="clip")
+        """Looks up int32 ids `[B, T]`: `[B, T, H]`; ids outside the vocabulary get the nearest one's."""
+        vocabulary = self.vocabulary
+        if vocabulary.shards == 1:
+            return jnp.take(self.weight[...], tokens, axis=0, mode="clip")
+        rows = vocabulary.places(jnp.clip(tokens, 0, vocabulary.size - 1))
+        found = jnp.take(self.weight[...], rows, axis=0, mode="clip")
+        return sum_over_shards(jnp.where((rows < vocabulary.width)[..., None], found, 0), vocabulary.shards)

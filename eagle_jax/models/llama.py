@@ -10,6 +10,8 @@ from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.config import LlamaConfig
 from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, sliding_window
 from eagle_jax.models.matmul import matmul
+from eagle_jax.parallel.partition import check_divisible, local_kv_heads
+from eagle_jax.parallel.vocabulary import Vocabulary
 from pallas_kernels.tree_attention import Implementation
 
 
@@ -29,7 +31,7 @@ class ForwardOutput:
 class DecoderLayer(nnx.Module):
     """Pre-norm attention and MLP."""
 
-    def __init__(self, config: LlamaConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: LlamaConfig, *, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
         self.attention = Attention(
             config.hidden_size,
@@ -40,11 +42,13 @@ class DecoderLayer(nnx.Module):
             qkv_bias=config.qkv_bias,
             out_bias=config.out_bias,
             qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
+            shards=shards,
             dtype=dtype,
             rngs=rngs,
         )
         self.post_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
-        self.mlp = MLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+        inner, bias = config.intermediate_size, config.mlp_bias
+        self.mlp = MLP(config.hidden_size, inner, bias=bias, shards=shards, dtype=dtype, rngs=rngs)
 
 
 class Llama(nnx.Module):
@@ -56,28 +60,44 @@ class Llama(nnx.Module):
       config: the model's configuration.
       dtype: dtype of weights, activations and cache.
       rngs: source of the random initial weights.
+      shards: devices that share the weights (`eagle_jax.parallel.partition`). With several, the module computes inside
+        `jax.shard_map` alone, where each device sees its own part of every parameter, of the logits and of the cache.
+
+    Raises:
+      ValueError: a number of heads or a width that does not divide over the shards.
     """
 
-    def __init__(self, config: LlamaConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.config = config
-        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
-        layers = [DecoderLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_hidden_layers)]
+    def __init__(self, config: LlamaConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, shards: int = 1):
+        check_divisible(config, shards, whose="the target")
+        self.config, self.shards = config, shards
+        self.embed = Embedding(config.vocab_size, config.hidden_size, shards=shards, dtype=dtype, rngs=rngs)
+        layers = [DecoderLayer(config, shards=shards, dtype=dtype, rngs=rngs) for _ in range(config.num_hidden_layers)]
         self.layers = nnx.List(layers)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs)
+        rows = self.vocabulary.padded_size
+        self.lm_head = None if tied else Linear(config.hidden_size, rows, dtype=dtype, rngs=rngs)
 
     @property
     def dtype(self) -> jnp.dtype:
         """dtype of weights, activations and cache."""
         return self.embed.weight.dtype
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What of the vocabulary a device has logits of."""
+        return self.embed.vocabulary
+
+    def sum_in_order(self) -> None:
+        """Makes sums over shards the same, bit for bit, wherever a row stands among the others."""
+        for layer in self.layers:
+            layer.attention.out.in_order = layer.mlp.down.in_order = True
+
     def empty_cache(self, slots: int, capacity: int) -> KVCache:
-        """A cache for `slots` sequences of up to `capacity` rows."""
+        """A cache for `slots` sequences of up to `capacity` rows: of one shard, if there are several."""
         config = self.config
-        return KVCache.zeros(
-            config.num_hidden_layers, slots, config.num_key_value_heads, capacity, config.head_dim, self.dtype
-        )
+        kv_heads = local_kv_heads(config.num_key_value_heads, self.shards)
+        return KVCache.zeros(config.num_hidden_layers, slots, kv_heads, capacity, config.head_dim, self.dtype)
 
     def __call__(
         self,
@@ -139,6 +159,9 @@ class Llama(nnx.Module):
         )
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Float32 logits `[B, R, V]` of rows `[B, R, H]` of `ForwardOutput.hidden`; gather the rows that are read first."""
+        """Float32 logits `[B, R, V]` of rows `[B, R, H]` of `ForwardOutput.hidden`; gather the rows that are read first.
+
+        Over shards, the columns of one of them (`vocabulary`).
+        """
         weight = self.embed.weight[...] if self.lm_head is None else self.lm_head.weight[...]
-        return matmul(hidden, weight, out_dtype=jnp.float32)
+        return self.vocabulary.hide_padding(matmul(hidden, weight, out_dtype=jnp.float32))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.noise import seed_words
 from eagle_jax.sampling.params import Features, SamplingParams
 
@@ -82,10 +83,21 @@ class SlotSettings:
         )
 
     @staticmethod
-    def empty(slots: int, vocab_size: int, features: Features) -> "SlotSettings | None":
+    def empty(slots: int, vocabulary: Vocabulary, features: Features) -> "SlotSettings | None":
         """Greedy settings for every slot, for a state without requests."""
-        one = SlotSettings.of(SamplingParams(), 0, vocab_size, features)
+        one = SlotSettings.of(SamplingParams(), 0, vocabulary.size, features)
+        if one is not None and one.controls is not None:
+            one = dataclasses.replace(
+                one, controls=dataclasses.replace(one.controls, bias=np.zeros((vocabulary.width,), np.float32))
+            )
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (slots, *np.shape(x))), one)
+
+    def own_columns(self, vocabulary: Vocabulary) -> "SlotSettings":
+        """The settings with this device's columns of what they say about the whole vocabulary."""
+        if self.controls is None or vocabulary.shards == 1:
+            return self
+        bias = vocabulary.own(jnp.asarray(self.controls.bias))
+        return dataclasses.replace(self, controls=dataclasses.replace(self.controls, bias=bias))
 
     def put(self, slot: jax.Array, one: "SlotSettings") -> "SlotSettings":
         """Gives one slot (int32 scalar) the settings of a request."""

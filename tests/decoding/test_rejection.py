@@ -19,6 +19,7 @@ from eagle_jax.decoding import rejection
 from eagle_jax.decoding.rejection import accept_by
 from eagle_jax.decoding.rules import Rule, make_rule
 from eagle_jax.decoding.tree import DraftTree, StaticTree, ancestor_mask
+from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.noise import Stream, seed_words, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.processing import NO_TOKEN
 
@@ -81,7 +82,9 @@ def emitted(
     def run(seeds: jax.Array) -> tuple[jax.Array, jax.Array]:
         lengths = jnp.full((seeds.shape[0],), 9, jnp.int32)
         settings = types.SimpleNamespace(seeds=seeds, greedy=jnp.zeros(seeds.shape[0], bool))
-        state: Any = types.SimpleNamespace(lengths=lengths, sampling=types.SimpleNamespace(settings=settings))
+        state: Any = types.SimpleNamespace(
+            lengths=lengths, sampling=types.SimpleNamespace(settings=settings, vocabulary=Vocabulary(V))
+        )
         if point_mass:  # the same tokens for everybody: the likeliest of q
             tokens, rows = [0], [0]
             for node in range(1, shape.total_tokens):
@@ -239,7 +242,9 @@ def test_tokens_that_cannot_be_and_broken_numbers_are_never_accepted(case: str) 
 def test_a_target_without_probabilities_emits_no_token() -> None:
     seeds = jnp.asarray(many_seeds(5))
     settings = types.SimpleNamespace(seeds=seeds)
-    state: Any = types.SimpleNamespace(lengths=jnp.arange(5), sampling=types.SimpleNamespace(settings=settings))
+    state: Any = types.SimpleNamespace(
+        lengths=jnp.arange(5), sampling=types.SimpleNamespace(settings=settings, vocabulary=Vocabulary(V))
+    )
     assert rejection.resample(jnp.zeros((5, V)), state).tolist() == [NO_TOKEN] * 5
 
 

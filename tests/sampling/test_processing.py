@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from eagle_jax import SamplingParams
+from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling import Features, processing
 from eagle_jax.sampling.processing import NO_TOKEN, log_probabilities, probabilities
 from eagle_jax.sampling.settings import SlotSettings
@@ -27,7 +28,7 @@ process_logits, control_logits, draw = map(
 
 def settings(*requests: dict, vocab_size: int, features: Features = Features.SAMPLING) -> SlotSettings:
     """Settings of one slot a request."""
-    slots = SlotSettings.empty(len(requests), vocab_size, features)
+    slots = SlotSettings.empty(len(requests), Vocabulary(vocab_size), features)
     assert slots is not None
     for slot, request in enumerate(requests):
         one = SlotSettings.of(SamplingParams(max_tokens=None, **request), slot, vocab_size, features)

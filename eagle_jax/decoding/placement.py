@@ -1,0 +1,93 @@
+"""What of weights and state each device of a mesh has, and programs that run on all of them at once.
+
+A whole program is one `jax.shard_map`: the modules in it see the arrays of one device, and speak to the other devices of their
+model group through `eagle_jax.parallel.collectives` alone. Slots are split over the groups, which share nothing: each decodes its
+own until it is done.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.parallel.mesh import DATA, MODEL, data_groups
+from eagle_jax.parallel.partition import partition_spec
+
+Result = TypeVar("Result")
+
+
+def spread(body: Callable[..., Result], mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Callable[..., Result]:
+    """`body` on the arrays of each device; `body` itself without a mesh."""
+    if mesh is None:
+        return body
+    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def weight_specs(weights: Any, shards: int) -> Any:
+    """How the parameters of a module, as `nnx.split` gives them, are split; whole on every device for a module of one shard."""
+
+    def of(path: tuple[Any, ...], _: Any) -> PartitionSpec:
+        return partition_spec(path_name(path)) if shards > 1 else PartitionSpec()
+
+    return jax.tree_util.tree_map_with_path(of, weights)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """The path of a parameter in a module's state, such as "layers.0.mlp.down.weight"."""
+    keys = (getattr(key, "key", getattr(key, "idx", None)) for key in path)
+    return ".".join(str(key) for key in keys if key is not None)
+
+
+def state_specs(state: DecodeState, target_shards: int, draft_shards: int) -> DecodeState:
+    """How a state is split: slots over the groups, heads of the caches and what runs over the vocabulary over the shards."""
+
+    def of(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+        names = [getattr(key, "name", None) for key in path]
+        shards = draft_shards if names[0] == "draft" else target_shards
+        split = shards > 1 and ("target_cache" in names or "cache" in names or "history" in names or "bias" in names)
+        if not leaf.ndim or "costs" in names:
+            # Of the whole group; between dispatches each device keeps what it had.
+            return PartitionSpec()
+        return PartitionSpec(DATA, MODEL) if split else PartitionSpec(DATA)
+
+    return jax.tree_util.tree_map_with_path(of, state)
+
+
+def placed(shapes: Any, specs: Any, mesh: Mesh | None) -> Any:
+    """Shapes with the shardings that programs take; as they are without a mesh."""
+    if mesh is None:
+        return shapes
+    return jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)), shapes, specs
+    )
+
+
+def everywhere(values: Any, mesh: Mesh | None) -> Any:
+    """Values of the host as shapes that lie whole on every device; as they are without a mesh."""
+    if mesh is None:
+        return values
+    return placed(values, jax.tree.map(lambda _: PartitionSpec(), values), mesh)
+
+
+def own_group(values: Any, mesh: Mesh | None) -> Any:
+    """Inside a program: this group's entry of arrays `[groups, ...]`; the arrays themselves where there is one group."""
+    if data_groups(mesh) == 1:
+        return values
+    group = jax.lax.axis_index(DATA)
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, group, keepdims=False), values)
+
+
+def without_caches(state: DecodeState) -> DecodeState:
+    """The state but for its largest buffers."""
+    empty = dataclasses.replace(state.target_cache, keys=(), values=())
+    return dataclasses.replace(state, target_cache=empty, draft=dataclasses.replace(state.draft, cache=empty))
+
+
+def only_if(active: jax.Array, new: DecodeState, old: DecodeState) -> DecodeState:
+    """`new` where `active` (bool scalar), else `old`, but in any case the caches of `new`."""
+    chosen = jax.tree.map(lambda a, b: jax.numpy.where(active, a, b), without_caches(new), without_caches(old))
+    draft = dataclasses.replace(chosen.draft, cache=new.draft.cache)
+    return dataclasses.replace(chosen, target_cache=new.target_cache, draft=draft)
