@@ -138,28 +138,24 @@ def assert_same_log_probs(got: list[list[TokenLogProbs]], wanted: list[list[Toke
             np.testing.assert_allclose(values[0], values[1], rtol=1e-4, atol=1e-4)
 
 
-def compare_everything(sizes: tuple[int, int, int], count: int, longest: int) -> None:
-    case = tiny()
-    requests = [
-        dataclasses.replace(r, max_new_tokens=min(longest, r.max_new_tokens))
-        for r in requests_for(7, CONTROLLED, count)
-    ]
+def test_two_devices_say_what_one_says() -> None:
+    """Greedy and drawn side by side; vocabularies of 7 and 5, which do not divide; more requests than slots."""
+    case, requests = tiny(), requests_for(7, DRAWN, 6)
+    wanted = run(case, requests, features=Features.SAMPLING)
+    assert_same(run(case, requests, 2, 2, features=Features.SAMPLING), wanted)
+    assert max(length for c in wanted for length in c.accepted_lengths) > 2, "drafts must be accepted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (2, 2, 2), (4, 1, 2), (4, 4, 1), (1, 1, 4)], ids=str)
+def test_all_that_requests_can_ask_for(sizes: tuple[int, int, int]) -> None:
+    """Penalties, biases, bans and log-probabilities; some prompts of several chunks."""
+    case, requests = tiny(), requests_for(7, CONTROLLED, 15)
     results = [collected(engine_for(case, *s, features=Features.FULL), requests) for s in ((1, 1, 1), sizes)]
     (wanted, wanted_probs), (got, got_probs) = results
     assert_same(got, wanted)
     assert_same_log_probs(got_probs, wanted_probs)
     assert max(length for c in wanted for length in c.accepted_lengths) > 2, "drafts must be accepted"
-
-
-def test_all_that_requests_can_ask_for_on_two_devices() -> None:
-    """Vocabularies of 7 and 5, which do not divide; more requests than slots, some of several chunks."""
-    compare_everything((2, 2, 1), count=7, longest=14)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 1, 2), (4, 4, 1), (1, 1, 4)], ids=str)
-def test_all_that_requests_can_ask_for(sizes: tuple[int, int, int]) -> None:
-    compare_everything(sizes, count=15, longest=40)
 
 
 SIZES = [

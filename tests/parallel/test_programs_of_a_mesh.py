@@ -22,7 +22,7 @@ TREE = TreeConfig(total_tokens=8, depth=2, top_k=3)
 
 
 def lowered_round(engine: Engine) -> jax.stages.Lowered:
-    plan, weights = engine.plan, engine._weights
+    plan, weights = engine.plan, engine.weights
     steering = (np.ones((plan.slots,), bool), np.int32(1), np.bool_(False))
     return decode.lower(plan, weights, plan.state_shapes(weights), *everywhere(steering, plan.mesh))
 
