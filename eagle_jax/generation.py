@@ -23,7 +23,7 @@ import numpy as np
 from eagle_jax.decoding.rules import SEEDED, make_rule
 from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.front.prompts import Prompt
-from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, LOGPROBS_MODES, ROUNDS_PER_DISPATCH, Runner
+from eagle_jax.front.runner import LOGPROBS_MODES, ROUNDS_PER_DISPATCH, Runner
 from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import BatchMetrics
 from eagle_jax.outputs import Delta, GenerationResult
@@ -59,7 +59,7 @@ def generate(
     skip_special_tokens: bool = True,
     chat: bool = False,
     max_model_len: int | None = None,
-    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+    max_num_seqs: int | None = None,
     prefill_chunk: int | None = None,
     progress: bool = False,
 ) -> GenerationResult:
@@ -102,7 +102,8 @@ def generate(
       skip_special_tokens: leave special tokens out of the text.
       chat: a text is the message of a user, to be put into the model's chat template, not a text to be continued.
       max_model_len: bound on prompt and output together; None takes what the model is made for.
-      max_num_seqs: most prompts decoded side by side; further ones wait for a free slot.
+      max_num_seqs: most prompts decoded side by side (None: 8, and at least one for each group of devices); further ones wait for
+        a free slot.
       prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
       progress: draw a progress bar if standard error is a terminal.
 
@@ -184,7 +185,7 @@ def speculative_generate(
     skip_special_tokens: bool = True,
     chat: bool = False,
     max_model_len: int | None = None,
-    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+    max_num_seqs: int | None = None,
     prefill_chunk: int | None = None,
     progress: bool = False,
 ) -> GenerationResult:
@@ -269,7 +270,7 @@ def stream_generate(
     logprobs_mode: str = LOGPROBS_MODES[0],
     chat: bool = False,
     max_model_len: int | None = None,
-    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+    max_num_seqs: int | None = None,
     prefill_chunk: int | None = None,
     rounds_per_dispatch: int = ROUNDS_PER_DISPATCH,
 ) -> Iterator[Delta]:

@@ -11,12 +11,13 @@ from eagle_jax.decoding.rules import SEEDED
 from eagle_jax.front.progress import at_terminal
 from eagle_jax.front.prompts import Prompt
 from eagle_jax.front.rows import RowResult
-from eagle_jax.front.runner import DEFAULT_MAX_NUM_SEQS, LOGPROBS_MODES, ROUNDS_PER_DISPATCH, Runner
+from eagle_jax.front.runner import LOGPROBS_MODES, ROUNDS_PER_DISPATCH, Runner
 from eagle_jax.front.speculators import find_target
 from eagle_jax.front.vllm_keywords import check_vllm_keywords
 from eagle_jax.loading import Draft, Target, load_draft, load_target, resolve
 from eagle_jax.metrics import Counter, CumulativeCounters, Vector
 from eagle_jax.outputs import CompletionOutput, Delta, RequestOutput
+from eagle_jax.parallel import make_mesh
 from eagle_jax.sampling import SamplingParams
 from eagle_jax.sampling.params import check_seed
 from eagle_jax.speculative_config import SpeculativeConfig
@@ -31,15 +32,16 @@ class LLM:
     Keywords of vLLM's `LLM` and what becomes of them:
 
     - *work*: model, tokenizer, skip_tokenizer_init, dtype, revision, download_dir, max_model_len, max_num_seqs, seed,
-      logprobs_mode, shape_invariant, speculative_config, use_tqdm_on_load, as described below;
+      logprobs_mode, shape_invariant, speculative_config, use_tqdm_on_load, tensor_parallel_size, data_parallel_size, as described
+      below;
     - *have no meaning*, change no result, and are accepted with one warning that names them: async_scheduling, block_size,
       compilation_config, cuda_graph_sizes, disable_async_output_proc, disable_cascade_attn, disable_custom_all_reduce,
       disable_log_stats, distributed_executor_backend, enable_chunked_prefill, enable_prefix_caching, enforce_eager,
       gpu_memory_utilization, long_prefill_token_threshold, max_long_partial_prefills, max_num_batched_tokens,
       max_num_partial_prefills, max_parallel_loading_workers, max_seq_len_to_capture, num_gpu_blocks_override, preemption_mode,
       swap_space, worker_use_ray;
-    - *accepted at one value*, any other raises ValueError: tensor_parallel_size=1, pipeline_parallel_size=1,
-      data_parallel_size=1, enable_expert_parallel=False, quantization=None, kv_cache_dtype="auto", trust_remote_code=False,
+    - *accepted at one value*, any other raises ValueError: pipeline_parallel_size=1, enable_expert_parallel=False,
+      quantization=None, kv_cache_dtype="auto", trust_remote_code=False,
       tokenizer_mode="auto", load_format="auto", runner="auto" or "generate", task=None, "auto" or "generate",
       generation_config="vllm", hf_overrides=None, rope_scaling=None, rope_theta=None,
       cpu_offload_gb=0, enable_lora=False, logits_processors=None;
@@ -57,13 +59,16 @@ class LLM:
       skip_tokenizer_init: use no tokenizer: prompts are token ids, and there are no texts.
       max_model_len: bound on prompt and output together; None takes what the model is made for. Memory is taken for what the
         calls need, not for this.
-      max_num_seqs: most sequences decoded side by side (8 if None); any number of prompts can be given. A call with fewer prompts
-        uses the next power of two.
+      max_num_seqs: most sequences decoded side by side, by all groups together (None: 8, and at least one a group); any number of
+        prompts can be given. A call with fewer prompts uses the next power of two.
       seed: makes the seeds of requests that give none a reproducible sequence; None takes fresh ones. Outputs report them.
       logprobs_mode: whose log-probabilities are reported: "raw_logprobs", the model's own, or "processed_logprobs", those of the
         distribution that is sampled.
       shape_invariant: outputs do not depend, not by a bit, on whether drafts are accepted: those of `generate` are the same
         with and without `speculate`, also in bfloat16. See `eagle_jax.speculative_generate`; chains only.
+      tensor_parallel_size: devices that share the weights. With several processes (`eagle_jax.parallel.join_processes`) they may
+        be anybody's; every process then runs the same script and gets the same results. See docs/parallelism.md.
+      data_parallel_size: groups of so many devices; each holds all weights and decodes its share of the `max_num_seqs` sequences.
       speculative_config: the draft head and its trees; see `SpeculativeConfig.from_dict`. A `model` that is a draft head in the
         speculators format needs none: it names its target, which is loaded as the model, and how many tokens to draft.
       prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
@@ -92,6 +97,8 @@ class LLM:
         seed: int | None = None,
         logprobs_mode: str = LOGPROBS_MODES[0],
         shape_invariant: bool = False,
+        tensor_parallel_size: int = 1,
+        data_parallel_size: int = 1,
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         prefill_chunk: int | None = None,
         ignore_config_keys: Sequence[str] = (),
@@ -99,6 +106,7 @@ class LLM:
         **vllm_keywords: Any,
     ):
         check_vllm_keywords(vllm_keywords)
+        mesh = None if isinstance(model, Target) else make_mesh(tensor_parallel_size, data_parallel_size)
         if seed is not None:
             check_seed(seed)
         if skip_tokenizer_init and tokenizer is not None:
@@ -114,6 +122,8 @@ class LLM:
                 "dtype": dtype != "auto",
                 "revision": revision is not None,
                 "ignore_config_keys": bool(ignore_config_keys),
+                "tensor_parallel_size": tensor_parallel_size != 1,
+                "data_parallel_size": data_parallel_size != 1,
             }
             if extra := [name for name, is_given in given.items() if is_given]:
                 raise ValueError(
@@ -127,6 +137,7 @@ class LLM:
                 revision=revision,
                 download_dir=download_dir,
                 ignore_config_keys=ignore_config_keys,
+                mesh=mesh,
                 progress=progress,
             )
         if skip_tokenizer_init:
@@ -139,7 +150,7 @@ class LLM:
             draft,
             None if speculation is None else speculation.tree,
             max_model_len=max_model_len,
-            max_num_seqs=DEFAULT_MAX_NUM_SEQS if max_num_seqs is None else max_num_seqs,
+            max_num_seqs=max_num_seqs,
             prefill_chunk=prefill_chunk,
             rule=SEEDED if speculation is None else speculation.rule,
             logprobs_mode=logprobs_mode,
@@ -369,5 +380,6 @@ def _load_draft(config: SpeculativeConfig, target: Target, download_dir: str | P
         rope_theta=config.rope_theta,
         layer_id_convention=config.layer_id_convention,
         config_overrides=config.config_overrides,
+        tensor_parallel_size=config.draft_tensor_parallel_size,
         progress=progress,
     )

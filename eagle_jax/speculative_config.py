@@ -69,6 +69,8 @@ class SpeculativeConfig:
     """What layer numbers in the head's config.json mean, "input" or "output"; see `load_draft`."""
     config_overrides: Mapping[str, Any] | None = None
     """Values for keys of the head's config.json."""
+    draft_tensor_parallel_size: int | None = None
+    """Devices that share the head: 1, or as many as share the target, which None takes; see `load_draft`."""
     rule: Rule = SEEDED
     """How drafts are made and accepted where tokens are sampled."""
 
@@ -82,10 +84,10 @@ class SpeculativeConfig:
 
         Keys: `model` (required), at most one of `num_speculative_tokens` (a chain of so many drafted tokens) and `tree`
         (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; "auto", whatever pays; for others see `tree_config`;
-        without either `default_tree`), and `method`, `revision`, `draft_tensor_parallel_size` (1), `rope_theta`,
-        `layer_id_convention`, `config_overrides` (see `load_draft`); for requests that sample `rejection_sample_method`,
-        `draft_sample_method`, `synthetic_acceptance_rates` and `synthetic_acceptance_length` (see `make_rule`). A key whose value
-        is None counts as absent, as in vLLM.
+        without either `default_tree`), and `method`, `revision`, `draft_tensor_parallel_size` (1 or the target's),
+        `rope_theta`, `layer_id_convention`, `config_overrides` (see `load_draft`); for requests that sample
+        `rejection_sample_method`, `draft_sample_method`, `synthetic_acceptance_rates` and `synthetic_acceptance_length` (see
+        `make_rule`). A key whose value is None counts as absent, as in vLLM.
 
         Raises:
           TypeError: `config` is no mapping.
@@ -132,9 +134,9 @@ class SpeculativeConfig:
         model = given["model"]
         if not isinstance(model, str | Path) or not str(model):
             raise ValueError(f"speculative_config model must be a path or a repository, got {model!r}")
-        parallel = given.get("draft_tensor_parallel_size", 1)
-        if isinstance(parallel, bool) or parallel != 1:
-            raise ValueError(f"draft_tensor_parallel_size must be 1 so far, got {parallel!r}")
+        parallel = given.get("draft_tensor_parallel_size")
+        if parallel is not None and (isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1):
+            raise ValueError(f"draft_tensor_parallel_size must be 1 or tensor_parallel_size, got {parallel!r}")
         theta = given.get("rope_theta")
         if theta is not None and (isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 1):
             raise ValueError(f"speculative_config rope_theta must be a number greater than 1, got {theta!r}")
@@ -154,6 +156,7 @@ class SpeculativeConfig:
             rope_theta=theta,
             layer_id_convention=convention,
             config_overrides=overrides,
+            draft_tensor_parallel_size=parallel,
         )
 
 

@@ -3,6 +3,7 @@
 from eagle_jax.models import LlamaConfig
 
 SMALLEST_CAPACITY = 256
+DEFAULT_MAX_NUM_SEQS = 8
 
 
 def context_length(config: LlamaConfig) -> int:
@@ -42,9 +43,24 @@ def capacity_bucket(tokens: int, max_model_len: int) -> int:
     return min(_power_of_two(max(tokens, SMALLEST_CAPACITY)), max_model_len)
 
 
-def slot_bucket(prompts: int, max_num_seqs: int) -> int:
-    """Slots for so many prompts: the next power of two, at most `max_num_seqs`."""
-    return min(_power_of_two(prompts), max_num_seqs)
+def resolve_max_num_seqs(max_num_seqs: int | None, groups: int) -> int:
+    """The bound on sequences side by side: the caller's, or 8 and what is missing to a multiple of the groups of devices.
+
+    Raises:
+      ValueError: no integer of at least 1, or one that the groups cannot share.
+    """
+    if max_num_seqs is None:
+        return -(-DEFAULT_MAX_NUM_SEQS // groups) * groups
+    if isinstance(max_num_seqs, bool) or not isinstance(max_num_seqs, int) or max_num_seqs < 1:
+        raise ValueError(f"max_num_seqs must be an integer of at least 1, got {max_num_seqs!r}")
+    if max_num_seqs % groups:
+        raise ValueError(f"max_num_seqs {max_num_seqs} is no multiple of data_parallel_size {groups}")
+    return max_num_seqs
+
+
+def slot_bucket(prompts: int, max_num_seqs: int, groups: int = 1) -> int:
+    """Slots for so many prompts: the next power of two for each group of devices, at most `max_num_seqs` together."""
+    return min(_power_of_two(-(-prompts // groups)) * groups, max_num_seqs)
 
 
 def stop_id_bucket(stop_ids: int) -> int:

@@ -12,6 +12,7 @@ from eagle_jax.decoding.state import cache_capacity
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.loading import cache_bytes_per_row
 from eagle_jax.models import DraftConfig, LlamaConfig
+from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.params import MAX_LOGPROBS, Features
 from pallas_kernels.tree_attention.blocked import BLOCK
 
@@ -22,7 +23,7 @@ class InsufficientMemoryError(MemoryError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What decoding needs on the device besides the weights, computed from configurations alone."""
+    """What decoding needs on each device besides the weights, computed from configurations alone."""
 
     target: LlamaConfig
     draft: DraftConfig | None
@@ -36,31 +37,44 @@ class Footprint:
     """What requests can ask for: sampling works on copies of the logits, penalties on counts of tokens."""
     sampled_drafts: bool = False
     """Whether the distributions that drafts are drawn from are kept."""
+    shards: int = 1
+    """Devices that share the target."""
+    draft_shards: int = 1
+    """Devices that share the head."""
+    groups: int = 1
+    """Groups of devices that share the slots."""
     attention_block: int = BLOCK
     """Keys that attention scores at once; kernels keep their scores on the chip and need less."""
+
+    @property
+    def group_slots(self) -> int:
+        """Slots of one group."""
+        return -(-self.slots // self.groups)
 
     def cache_bytes(self, max_length: int) -> int:
         """Bytes of the caches of target and head, and of the token buffers, for sequences of up to `max_length` tokens."""
         path = 1 if self.tree is None else self.tree.max_depth + 1
         if isinstance(self.tree, Ladder):
             path = self.tree.due_rows
-        rows = self.slots * cache_capacity(max_length, self.prefill_chunk, path)
+        idle = self.groups > 1
+        rows = self.group_slots * cache_capacity(max_length, self.prefill_chunk, path, idle_prefills=idle)
         buffers = 2 * 4  # tokens and accepted lengths, int32
         head = 0
         if self.draft is not None and self.draft_dtype is not None:
-            head = cache_bytes_per_row(self.draft, self.draft_dtype)
+            head = cache_bytes_per_row(self.draft, self.draft_dtype, self.draft_shards)
         if self.features is Features.FULL:
             buffers += 8 * (1 + MAX_LOGPROBS)  # log-probabilities and ranks or ids
-        counts = self.slots * self.target.vocab_size * 9 if self.features is Features.FULL else 0  # and biases
-        return rows * (cache_bytes_per_row(self.target, self.target_dtype) + head + buffers) + counts
+        vocabulary = Vocabulary(self.target.vocab_size, self.shards).width
+        counts = self.group_slots * vocabulary * 9 if self.features is Features.FULL else 0  # and biases
+        return rows * (cache_bytes_per_row(self.target, self.target_dtype, self.shards) + head + buffers) + counts
 
     def temporary_bytes(self, max_length: int) -> int:
         """Estimate of the largest program's temporaries, in bytes: activations, attention scores and logits of one forward."""
         nodes = 1 if self.tree is None else self.tree.total_tokens
         prefill = self._forward(1, self.prefill_chunk, max_length, logit_rows=1)
-        rounds = self._forward(self.slots, nodes, max_length, logit_rows=nodes)
+        rounds = self._forward(self.group_slots, nodes, max_length, logit_rows=nodes)
         # A prefill cuts its slot out of the caches of several; everything else updates them in place.
-        slot = self.cache_bytes(max_length) // self.slots if self.slots > 1 else 0
+        slot = self.cache_bytes(max_length) // self.group_slots if self.group_slots > 1 else 0
         return max(prefill + slot, rounds)
 
     def total(self, max_length: int) -> int:
@@ -78,41 +92,56 @@ class Footprint:
     def _forward(self, slots: int, tokens: int, max_length: int, logit_rows: int) -> int:
         config, item = self.target, self.target_dtype.itemsize
         rows = slots * tokens
-        activations = rows * (4 * config.hidden_size + 3 * config.intermediate_size) * max(item, 4)
-        new_rows = rows * cache_bytes_per_row(config, self.target_dtype)
+        inner = config.intermediate_size // self.shards
+        activations = rows * (4 * config.hidden_size + 3 * inner) * max(item, 4)
+        new_rows = rows * cache_bytes_per_row(config, self.target_dtype, self.shards)
         drafting = 0
         if self.draft is not None and self.tree is not None:
-            drafting = rows * self.draft.feature_size * item + slots * self.tree.top_k * self.draft.draft_vocab_size * 4
+            draft_vocabulary = Vocabulary(self.draft.draft_vocab_size, self.draft_shards).width
+            drafting = rows * self.draft.feature_size * item + slots * self.tree.top_k * draft_vocabulary * 4
         # Attention reads the cache in blocks, so scores do not grow with its length.
-        scores = 2 * rows * config.num_attention_heads * (min(max_length, self.attention_block) + tokens) * 4
+        scores = (
+            2
+            * rows
+            * (config.num_attention_heads // self.shards)
+            * (min(max_length, self.attention_block) + tokens)
+            * 4
+        )
         copies = {Features.GREEDY: 1, Features.SAMPLING: 4, Features.FULL: 7}[self.features] + 4 * self.sampled_drafts
-        logits = copies * slots * logit_rows * config.vocab_size * 4
+        logits = copies * slots * logit_rows * Vocabulary(config.vocab_size, self.shards).width * 4
         return activations + new_rows + drafting + scores + logits
 
 
-def available_bytes(device: jax.Device) -> int | None:
-    """Memory that is free on a device: of the host for CPU devices, else of the accelerator; None if it cannot be known."""
+def available_bytes(device: jax.Device, sharing: int = 1) -> int | None:
+    """Memory that is free on a device: of the host for CPU devices, else of the accelerator; None if it cannot be known.
+
+    `sharing`: devices of this process that are in use; as CPU devices they share the memory of the host.
+    """
     if device.platform == "cpu":
-        return _available_host_bytes()
+        host = _available_host_bytes()
+        return None if host is None else host // sharing
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         return None
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
-def check_memory(footprint: Footprint, max_length: int, weight_bytes: int, device: jax.Device) -> None:
+def check_memory(
+    footprint: Footprint, max_length: int, weight_bytes: int, device: jax.Device, sharing: int = 1
+) -> None:
     """Compares caches and temporaries with what the weights, which are loaded, left free.
 
     Args:
       footprint: the configuration.
       max_length: tokens of the longest sequence.
-      weight_bytes: bytes of the weights, for the message.
+      weight_bytes: bytes of the weights on the device, for the message.
       device: the device they are on.
+      sharing: see `available_bytes`.
 
     Raises:
       InsufficientMemoryError: it does not fit.
     """
-    available = available_bytes(device)
+    available = available_bytes(device, sharing)
     if available is None or footprint.total(max_length) <= available:
         return
     largest = footprint.largest_max_length(available, max_length)

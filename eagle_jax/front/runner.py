@@ -16,7 +16,13 @@ from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.rules import SEEDED, Drafts, Rule
 from eagle_jax.front.calibration import Calibration, calibrate
 from eagle_jax.front.engines import EnginePool, TimedEngine
-from eagle_jax.front.limits import capacity_bucket, resolve_max_model_len, slot_bucket, stop_id_bucket
+from eagle_jax.front.limits import (
+    capacity_bucket,
+    resolve_max_model_len,
+    resolve_max_num_seqs,
+    slot_bucket,
+    stop_id_bucket,
+)
 from eagle_jax.front.memory import Footprint, check_memory
 from eagle_jax.front.progress import progress_bar, spinner
 from eagle_jax.front.prompts import Prompt, PromptReader
@@ -25,11 +31,11 @@ from eagle_jax.front.seeds import SeedSource
 from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import Timing
 from eagle_jax.outputs import Delta
+from eagle_jax.parallel.mesh import data_groups
 from eagle_jax.sampling import Features, SamplingParams
 from eagle_jax.speculative_config import AUTO, Tree, check_shape, default_ladder, default_tree
 from pallas_kernels.tree_attention.blocked import block_of
 
-DEFAULT_MAX_NUM_SEQS = 8
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 ROUNDS_PER_DISPATCH = 4
 """Rounds between two looks at the tokens, where text is wanted early or a stop string may come."""
@@ -45,7 +51,7 @@ class Runner:
       draft: the draft head; None decodes plainly.
       tree: shape of the draft trees, or "auto" or a `Ladder` to choose from; None with a draft takes its `default_tree`.
       max_model_len: bound on prompt and output; None takes what the model is made for.
-      max_num_seqs: most sequences decoded side by side.
+      max_num_seqs: most sequences decoded side by side; None takes 8, or what the groups of devices can share from there on.
       prefill_chunk: prompt tokens run at once; None takes 64 on CPU and 256 on accelerators.
       rule: how drafts are made and accepted where tokens are sampled; checked with `tree` by `make_rule`.
       logprobs_mode: whose log-probabilities are reported, "raw_logprobs" (the model's own) or "processed_logprobs" (those of the
@@ -65,7 +71,7 @@ class Runner:
         tree: Tree | Literal["auto"] | None = None,
         *,
         max_model_len: int | None = None,
-        max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+        max_num_seqs: int | None = None,
         prefill_chunk: int | None = None,
         rule: Rule = SEEDED,
         logprobs_mode: str = LOGPROBS_MODES[0],
@@ -78,14 +84,15 @@ class Runner:
         if draft is not None:
             shape = _check_draft(target, draft, tree)
             check_shape(rule, shape)
-        for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if prefill_chunk is not None and (
+            isinstance(prefill_chunk, bool) or not isinstance(prefill_chunk, int) or prefill_chunk < 1
+        ):
+            raise ValueError(f"prefill_chunk must be an integer of at least 1, got {prefill_chunk!r}")
         if logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(f"logprobs_mode must be {' or '.join(map(repr, LOGPROBS_MODES))}, got {logprobs_mode!r}")
         self.target, self.draft, self.tree, self.rule = target, draft, shape, rule
         self._processed_logprobs = logprobs_mode == "processed_logprobs"
-        self._seeds = SeedSource(seed)
+        self._seeds = SeedSource(seed, shared=jax.process_count() > 1)
         self.shape_invariant = shape_invariant
         if shape_invariant:
             if shape is None:
@@ -98,7 +105,8 @@ class Runner:
                 )
         self.tokenizer = target.tokenizer
         self.max_model_len = resolve_max_model_len(max_model_len, target.config)
-        self.max_num_seqs = max_num_seqs
+        self._groups = data_groups(target.mesh)
+        self.max_num_seqs = resolve_max_num_seqs(max_num_seqs, self._groups)
         self._device = _device_of(target.model)
         self.prefill_chunk = prefill_chunk or (64 if self._device.platform == "cpu" else 256)
         self._pool = _pools.setdefault(target.model, EnginePool())
@@ -204,7 +212,7 @@ class Runner:
         """Raises InsufficientMemoryError if so many sequences of `max_model_len` (None: the least capacity) do not fit."""
         length = capacity_bucket(1, self.max_model_len) if max_model_len is None else max_model_len
         shape = _Shape(slots=sequences, max_length=length, max_stop_ids=8, features=Features.GREEDY)
-        check_memory(self._footprint(shape), length, self._weight_bytes(), self._device)
+        check_memory(self._footprint(shape), length, self._weight_bytes(), self._device, self._local_devices)
 
     def _prepare(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, streaming: bool, speculate: bool = True
@@ -303,7 +311,7 @@ class Runner:
 
     def _shape(self, prompts: int, tokens: int, stop_ids: int, features: Features) -> "_Shape":
         return _Shape(
-            slots=slot_bucket(prompts, self.max_num_seqs),
+            slots=slot_bucket(prompts, self.max_num_seqs, self._groups),
             max_length=capacity_bucket(tokens, self.max_model_len),
             max_stop_ids=stop_id_bucket(stop_ids),
             features=features,
@@ -314,7 +322,8 @@ class Runner:
         arrays = tuple(map(id, self._weights()))
 
         def make() -> TimedEngine:
-            check_memory(self._footprint(shape), shape.max_length, self._weight_bytes(), self._device)
+            footprint, sharing = self._footprint(shape), self._local_devices
+            check_memory(footprint, shape.max_length, self._weight_bytes(), self._device, sharing)
             return TimedEngine(
                 self.target.model,
                 None if self.draft is None else self.draft.head,
@@ -327,6 +336,7 @@ class Runner:
                 rule=self.rule,
                 processed_logprobs=self._processed_logprobs,
                 shape_invariant=self.shape_invariant,
+                mesh=self.target.mesh,
             )
 
         sampling = (self.rule, self._processed_logprobs) if shape.features > Features.GREEDY else None
@@ -337,7 +347,14 @@ class Runner:
         return [leaf for module in modules for leaf in jax.tree.leaves(nnx.state(module))]
 
     def _weight_bytes(self) -> int:
-        return sum(array.nbytes for array in {id(array): array for array in self._weights()}.values())
+        """On one device."""
+        arrays = {id(array): array for array in self._weights()}.values()
+        return sum(array.addressable_shards[0].data.nbytes for array in arrays)
+
+    @property
+    def _local_devices(self) -> int:
+        """Devices of this process that are in use."""
+        return len(self._weights()[0].sharding.addressable_devices)
 
     def _footprint(self, shape: "_Shape") -> Footprint:
         return Footprint(
@@ -350,6 +367,9 @@ class Runner:
             prefill_chunk=self.prefill_chunk,
             features=shape.features,
             sampled_drafts=shape.features > Features.GREEDY and self.rule.drafts is Drafts.SAMPLED,
+            shards=self.target.model.shards,
+            draft_shards=1 if self.draft is None else self.draft.head.shards,
+            groups=self._groups,
             attention_block=block_of(self._device.platform),
         )
 
@@ -433,4 +453,4 @@ def _check_draft(target: Target, draft: Draft, tree: Tree | Literal["auto"] | No
 
 def _device_of(model: nnx.Module) -> jax.Device:
     array = jax.tree.leaves(nnx.state(model))[0]
-    return min(array.devices(), key=lambda device: device.id)
+    return min(array.sharding.addressable_devices, key=lambda device: device.id)

@@ -42,9 +42,7 @@ WITHOUT_MEANING = (
 """Settings of vLLM's scheduler, memory manager and CUDA graphs. They never change a result: accepted, with one notice."""
 
 ONE_VALUE: Mapping[str, Required] = {
-    "tensor_parallel_size": Required((1,), "more than one device is not supported so far"),
-    "pipeline_parallel_size": Required((1,)),
-    "data_parallel_size": Required((1,)),
+    "pipeline_parallel_size": Required((1,), "split the model by tensor_parallel_size"),
     "enable_expert_parallel": Required((False,)),
     "quantization": Required((None,), "give an unquantised or a GGUF checkpoint"),
     "kv_cache_dtype": Required(("auto",), "the cache has the dtype of the model"),

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from flax import nnx
 
@@ -23,11 +22,13 @@ from eagle_jax.loading.placement import Match, Sharding, Table, fill, match_tens
 from eagle_jax.loading.progress import Progress
 from eagle_jax.loading.shipped import shipped_head, shipped_heads
 from eagle_jax.loading.sources import open_source, read_json, same_values
-from eagle_jax.loading.tables import draft_unused, eagle1_table, eagle3_table
+from eagle_jax.loading.tables import draft_unused, eagle1_table, eagle3_table, table_of_shards
 from eagle_jax.loading.target import Target
 from eagle_jax.loading.vocabulary import read_vocabulary
 from eagle_jax.models import DraftConfig, DraftHead, make_head
 from eagle_jax.models.eagle_config import DraftMethod
+from eagle_jax.parallel.mesh import read_rows, replicate
+from eagle_jax.parallel.partition import check_divisible, module_sharding
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ def load_draft(
     rope_theta: float | None = None,
     layer_id_convention: Convention | None = None,
     config_overrides: Mapping[str, Any] | None = None,
+    tensor_parallel_size: int | None = None,
     sharding: Sharding | None = None,
     progress: Progress = False,
 ) -> Draft:
@@ -101,13 +103,16 @@ def load_draft(
       layer_id_convention: what layer numbers in the head's config.json mean: "input", the state that enters a layer (vLLM), or
         "output", the one that leaves it (SpecForge, ModelOpt); None takes what the numbers suggest.
       config_overrides: values for keys of the head's config.json, of its top level, that are wrong or missing there.
-      sharding: where parameters go, one sharding or a function of path and shape; None is the default device.
+      tensor_parallel_size: devices that share the head: 1, or as many as share the target; None is as many. With 1 every device
+        has the whole head, and of what it shares with the target a copy: drafting then needs no word between devices.
+      sharding: where parameters go, one sharding or a function of path and shape, for computations of one's own; None is the
+        default device, or what the target's mesh says.
       progress: True draws a bar, a function is called with (tensor, bytes read, bytes in all).
 
     Raises:
       CheckpointError: a head that cannot be found or read, is of another kind, was made for another target, contradicts its
         config.json, or holds other tensors than its configuration needs.
-      ValueError: a wrong argument.
+      ValueError: a wrong argument, or a head that cannot be split over so many devices.
       TypeError: `target` is no `Target`.
     """
     if not isinstance(target, Target):
@@ -121,6 +126,9 @@ def load_draft(
         raise ValueError(
             f"layer_id_convention must be one of {', '.join(map(repr, CONVENTIONS))}, or None, not {layer_id_convention!r}"
         )
+    shards = _draft_shards(tensor_parallel_size, target)
+    if target.mesh is not None and sharding is not None:
+        raise ValueError("sharding cannot be given for a target on a mesh, which says where parameters go")
     if not Path(path_or_repo).exists() and str(path_or_repo) in shipped_heads():
         path_or_repo = shipped_head(str(path_or_repo))
     path = resolve(path_or_repo, revision=revision, download_dir=download_dir)
@@ -141,13 +149,20 @@ def load_draft(
             layer_id_convention=layer_id_convention,
         )
         plan.match.check()
+        check_divisible(plan.config, shards, whose="the draft head", size_name="draft_tensor_parallel_size")
+    constants: dict[str, Any] = {} if plan.vocabulary is None else {"vocabulary": plan.vocabulary}
+    config = plan.config
+    if shards < target.model.shards:
+        copies = _copies_of_shared(config, target, wanted)
+        config = dataclasses.replace(config, own_embedding=True, own_lm_head=True)
+        constants |= copies
     head = fill(
-        lambda: make_head(plan.config, dtype=wanted, rngs=nnx.Rngs(0)),
-        plan.table,
+        lambda: make_head(config, dtype=wanted, rngs=nnx.Rngs(0), shards=shards),
+        table_of_shards(plan.table, config, shards),
         plan.source,
         wanted,
-        constants={} if plan.vocabulary is None else {"vocabulary": plan.vocabulary},
-        sharding=sharding,
+        constants=constants,
+        sharding=sharding if target.mesh is None else module_sharding(target.mesh, shards),
         progress=progress,
     )
     for guess in plan.guesses:
@@ -162,6 +177,33 @@ def load_draft(
         notes=plan.guesses + plan.notes,
         num_speculative_tokens=plan.head.num_speculative_tokens,
     )
+
+
+def _draft_shards(asked: int | None, target: Target) -> int:
+    """Devices that share the head.
+
+    Raises:
+      ValueError: neither 1 nor as many as share the target.
+    """
+    whole = target.model.shards
+    if asked is None:
+        return whole
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked not in (1, whole):
+        raise ValueError(
+            f"draft_tensor_parallel_size must be 1 or the target's tensor_parallel_size {whole}, got {asked!r}"
+        )
+    return asked
+
+
+def _copies_of_shared(config: DraftConfig, target: Target, dtype: np.dtype) -> dict[str, Any]:
+    """What the head reads of the target, whole on every device, by the path that it has in a head of its own."""
+    model = target.model
+    shared = {"embed.weight": (not config.own_embedding, model.embed.weight[...])}
+    lm_head = model.embed.weight if model.lm_head is None else model.lm_head.weight
+    shared["lm_head.weight"] = (not config.own_lm_head, lm_head[...])
+    assert target.mesh is not None
+    copy = replicate(target.mesh, target.config.vocab_size, dtype)
+    return {path: copy(array) for path, (is_shared, array) in shared.items() if is_shared}
 
 
 def open_draft(path: Path) -> tuple[RenamedSource, Mapping[str, Any]]:
@@ -267,10 +309,12 @@ def _shared_tensors(source: RenamedSource, target: Target, dtype: np.dtype) -> s
     model = target.model
     lm_head = model.embed.weight if model.lm_head is None else model.lm_head.weight
 
-    def is_shared(name: str, weight: jax.Array) -> bool:
+    def is_shared(name: str, weight: nnx.Param) -> bool:
+        shape = (target.config.vocab_size, weight.shape[1])
+
         def rows(low: int, high: int) -> np.ndarray:
-            return np.asarray(weight[low:high]).astype(dtype)
+            return read_rows(weight[...], low, high).astype(dtype)
 
-        return name in source.names() and same_values(source, name, weight.shape, rows, dtype)
+        return name in source.names() and same_values(source, name, shape, rows, dtype)
 
-    return {n for n, w in ((EMBEDDING, model.embed.weight[...]), (LM_HEAD, lm_head[...])) if is_shared(n, w)}
+    return {n for n, w in ((EMBEDDING, model.embed.weight), (LM_HEAD, lm_head)) if is_shared(n, w)}

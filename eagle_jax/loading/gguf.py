@@ -91,16 +91,19 @@ class GGUFSource:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        # Blocks run along the last axis, so whole rows are dequantised and columns cut afterwards.
+        # Blocks run along the last axis, so those that hold the columns are dequantised whole, and cut afterwards.
         block, block_bytes, _ = self._blocks(entry.kind)
         packed = (*entry.shape[:-1], entry.shape[-1] // block * block_bytes)
-        rows = limits[:-1] if len(entry.shape) > 1 else ()
-        data = read_block(path, entry.begin, np.dtype(np.uint8), packed, (*rows, (0, packed[-1])))
+        low, high = limits[-1]
+        first, last = low // block, -(-high // block)
+        data = read_block(
+            path, entry.begin, np.dtype(np.uint8), packed, (*limits[:-1], (first * block_bytes, last * block_bytes))
+        )
         # The package works in groups of 16 rows; blocks do not care where a row ends, so longer rows mean fewer groups.
         group = math.gcd(math.prod(data.shape[:-1]), 16)
-        values = dequantize(data.reshape(-1, group * packed[-1]), GGMLQuantizationType(entry.kind))
-        values = values.reshape(*data.shape[:-1], entry.shape[-1])
-        return np.ascontiguousarray(values[..., slice(*limits[-1])])
+        values = dequantize(data.reshape(-1, group * data.shape[-1]), GGMLQuantizationType(entry.kind))
+        values = values.reshape(*data.shape[:-1], (last - first) * block)
+        return np.ascontiguousarray(values[..., low - first * block : high - first * block])
 
     def _blocks(self, kind: int) -> tuple[int, int, str]:
         """Values a block, bytes a block, and name of a tensor type."""

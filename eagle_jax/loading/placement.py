@@ -1,7 +1,7 @@
 """From tensors in files to device arrays in a module, by a table: each parameter is a stack of file tensors along axis 0.
 
-A row of the table may later list pieces of tensors in another order (q, k and v of one shard after another), because arrays are
-filled by ranges of rows; nothing here knows what the rows mean.
+A parameter that is split over devices lists rows of tensors in another order (q, k and v of one shard after another), because
+arrays are filled by ranges of rows; nothing here knows what the rows mean.
 """
 
 import dataclasses
@@ -28,12 +28,29 @@ _ALIGNMENT = 64  # bytes; from there XLA's CPU backend takes a host array as it 
 _FLOATS = {np.dtype(t) for t in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)}
 
 
+ZEROS = ""
+"""In place of a tensor's name: rows that no file has, padding."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A file tensor that is part of a parameter, and the shape it must have."""
+    """Rows of a file tensor that are part of a parameter, and the shape that the whole tensor must have."""
 
     tensor: str
     shape: tuple[int, ...]
+    start: int = 0
+    """First row."""
+    stop: int | None = None
+    """One past the last row; None is the end of the tensor."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return (self.shape[0] if self.stop is None else self.stop) - self.start
+
+    def part(self, low: int, high: int) -> "Piece":
+        """Rows `low..high-1` of this piece."""
+        return dataclasses.replace(self, start=self.start + low, stop=self.start + high)
 
 
 Table = Mapping[str, tuple[Piece, ...]]
@@ -61,6 +78,26 @@ class Match:
             raise CheckpointError("\n  ".join(["the tensors do not fit the configuration.", *shown, *more]))
 
 
+def reordered(row: tuple[Piece, ...], ranges: Iterable[tuple[int, int]], zeros: int) -> tuple[Piece, ...]:
+    """The rows of a stack in another order, and zeros behind them.
+
+    Args:
+      row: the stack.
+      ranges: first and one-past-last row of each run of rows that stay together; a run may come several times.
+      zeros: rows of zeros at the end.
+    """
+    pieces = []
+    for low, high in ranges:
+        offset = 0
+        for piece in row:
+            first, last = max(low, offset), min(high, offset + piece.rows)
+            if first < last:
+                whole = last - first == piece.rows
+                pieces.append(piece if whole else piece.part(first - offset, last - offset))
+            offset += piece.rows
+    return (*pieces, *([Piece(ZEROS, (zeros, *row[0].shape[1:]))] if zeros else []))
+
+
 def match_tensors(table: Table, source: TensorSource, known_unused: Iterable[str] = ()) -> Match:
     """Compares a checkpoint with the table that is to be filled from it; reads no tensor.
 
@@ -70,10 +107,14 @@ def match_tensors(table: Table, source: TensorSource, known_unused: Iterable[str
       known_unused: names of tensors that need not be read, though they are there.
     """
     present, known = set(source.names()), set(known_unused)
-    pieces = {piece.tensor: piece for row in table.values() for piece in row}
-    missing = tuple(piece for piece in pieces.values() if piece.tensor not in present)
+    pieces = {piece.tensor: piece for row in table.values() for piece in row if piece.tensor != ZEROS}
+    missing = tuple(piece for name, piece in pieces.items() if name not in present)
     unexpected = tuple(name for name in source.names() if name not in pieces and name not in known)
-    problems = [f"missing: {source.stored_name(piece.tensor)} of shape {piece.shape}" for piece in missing]
+    problems = [
+        f"missing: {source.stored_name(name)} of shape {piece.shape}"
+        for name, piece in pieces.items()
+        if piece in missing
+    ]
     problems += [
         f"unexpected: {source.stored_name(n)} of shape {source.shape(n)}, which nothing reads" for n in unexpected
     ]
@@ -103,7 +144,7 @@ def fill(
     source: TensorSource,
     dtype: jnp.dtype,
     *,
-    constants: Mapping[str, np.ndarray] | None = None,
+    constants: Mapping[str, np.ndarray | jax.Array] | None = None,
     sharding: Sharding | None = None,
     progress: Progress = False,
 ) -> Module:
@@ -117,7 +158,7 @@ def fill(
       table: every parameter of the module by path, except those in `constants`.
       source: the checkpoint, already matched.
       dtype: dtype of the parameters.
-      constants: values by path of variables that are no file tensor, kept in their dtype.
+      constants: values by path of variables that are no file tensor, kept in their dtype; arrays of devices as they lie there.
       sharding: where parameters go; None is the default device.
       progress: see `eagle_jax.loading.progress`.
 
@@ -131,14 +172,15 @@ def fill(
     if odd := set(paths.values()) ^ (set(table) | set(constants)):
         raise CheckpointError(f"the table of tensors and the module disagree about parameters {sorted(odd)}")
     where = jnp.zeros(()).sharding if sharding is None else sharding
-    total = sum(math.prod(p.shape) * source.dtype(p.tensor).itemsize for row in table.values() for p in row)
+    total = _bytes_to_read(flat, paths, table, source, where)
     filled = {}
     with reporter(progress, total) as report:
         for key, variable in flat.items():
             path, shape = paths[key], tuple(variable.shape)
             place = where(path, shape) if callable(where) else where
             if path in constants:
-                array = jax.device_put(constants[path], place)
+                value = constants[path]
+                array = value if isinstance(value, jax.Array) else _put(value, place)
             else:
                 array = _read_parameter(path, table[path], shape, dtype, source, place, report)
             filled[key] = variable.replace(array)
@@ -154,7 +196,7 @@ def _read_parameter(
     sharding: jax.sharding.Sharding,
     report: Callable[[str, int], None],
 ) -> jax.Array:
-    stacked = (sum(piece.shape[0] for piece in row), *row[0].shape[1:])
+    stacked = (sum(piece.rows for piece in row), *row[0].shape[1:])
     if stacked != shape:
         raise CheckpointError(f"the tensors of parameter {path} stack to {stacked}, the module makes it {shape}")
     # Devices that hold the same block share one reading of it.
@@ -185,16 +227,53 @@ def _read_block(
     out = _aligned_empty((stop - first, *(high - low for low, high, _ in others)), dtype)
     offset = 0  # row of the parameter at which the piece starts
     for piece in row:
-        low, high = max(first, offset), min(stop, offset + piece.shape[0])
+        low, high = max(first, offset), min(stop, offset + piece.rows)
+        if piece.tensor == ZEROS:
+            out[max(low - first, 0) : max(high - first, 0)] = 0
+            continue  # padding comes last
         stored = source.dtype(piece.tensor)
         step = max(1, _CHUNK_BYTES // max(1, math.prod(shape[1:]) * stored.itemsize))
         for start in range(low, high, step):
             end = min(start + step, high)
-            values = source.read(piece.tensor, (slice(start - offset, end - offset), *index[1:]))
+            skipped = piece.start - offset
+            values = source.read(piece.tensor, (slice(start + skipped, end + skipped), *index[1:]))
             out[start - first : end - first] = _cast(values, dtype, piece.tensor)
             report(piece.tensor, values.nbytes)
-        offset += piece.shape[0]
+        offset += piece.rows
     return out
+
+
+def _put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """A host array on its devices, of which some may be other processes'."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def _bytes_to_read(
+    flat: Mapping[Any, Any],
+    paths: Mapping[Any, str],
+    table: Table,
+    source: TensorSource,
+    where: Sharding,
+) -> int:
+    """Bytes of the file that this process's devices need, each block once: what `report` will have been told in the end."""
+    total = 0
+    for key, variable in flat.items():
+        path, shape = paths[key], tuple(variable.shape)
+        if path not in table:
+            continue
+        place = where(path, shape) if callable(where) else where
+        blocks = {
+            tuple(s.indices(size)[:2] for s, size in zip(index or (), shape, strict=True))
+            for index in place.addressable_devices_indices_map(shape).values()
+        }
+        for (first, stop), *others in blocks:
+            columns, offset = math.prod(high - low for low, high in others), 0
+            for piece in table[path]:
+                rows = min(stop, offset + piece.rows) - max(first, offset)
+                if piece.tensor != ZEROS and rows > 0:
+                    total += rows * columns * source.dtype(piece.tensor).itemsize
+                offset += piece.rows
+    return total
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: jnp.dtype) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection
 
-from eagle_jax.loading.placement import Piece, Table
+from eagle_jax.loading.placement import Piece, Table, reordered
 from eagle_jax.models import DraftConfig, LlamaConfig
+from eagle_jax.parallel.partition import stored_rows
 
 
 def llama_table(config: LlamaConfig) -> Table:
@@ -30,6 +31,16 @@ def llama_table(config: LlamaConfig) -> Table:
                 name = f"model.layers.{i}.self_attn.{part}.weight"
                 table[f"layers.{i}.attention.{part}.weight"] = (Piece(name, (config.head_dim,)),)
     return table
+
+
+def table_of_shards(table: Table, config: LlamaConfig | DraftConfig, shards: int) -> Table:
+    """The table of a model that is split over `shards` devices: the same tensors, their rows in the order of the shards."""
+    if shards == 1:
+        return table
+    return {
+        path: reordered(row, *stored_rows(path, config, shards, sum(piece.rows for piece in row)))
+        for path, row in table.items()
+    }
 
 
 def llama_unused(config: LlamaConfig) -> set[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from eagle_jax.loading.dtypes import parse_dtype
 from eagle_jax.loading.errors import CheckpointError, about
@@ -16,8 +17,10 @@ from eagle_jax.loading.hub import resolve
 from eagle_jax.loading.placement import Match, Sharding, Table, fill, match_tensors
 from eagle_jax.loading.progress import Progress
 from eagle_jax.loading.sources import TensorSource, open_source, read_json, same_values
-from eagle_jax.loading.tables import llama_table, llama_unused
+from eagle_jax.loading.tables import llama_table, llama_unused, table_of_shards
 from eagle_jax.models import Llama, LlamaConfig
+from eagle_jax.parallel.mesh import check_mesh, model_shards
+from eagle_jax.parallel.partition import check_divisible, module_sharding
 
 if TYPE_CHECKING:
     from eagle_jax.text.tokenizer import Tokenizer
@@ -37,6 +40,8 @@ class Target:
     """The folder or GGUF file that was read."""
     generation_config: Mapping[str, Any]
     """The parsed generation_config.json, the sampling defaults of the model; empty if there is none."""
+    mesh: Mesh | None = None
+    """The devices that hold it; None is one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +63,7 @@ def load_target(
     revision: str | None = None,
     download_dir: str | Path | None = None,
     ignore_config_keys: Iterable[str] = (),
+    mesh: Mesh | None = None,
     sharding: Sharding | None = None,
     progress: Progress = False,
 ) -> Target:
@@ -70,30 +76,37 @@ def load_target(
       download_dir: where repositories are kept, instead of the hub's own cache.
       ignore_config_keys: unknown keys of config.json, or settings in its blocks such as "rope_scaling.attn_factor" (or keys
         such as "llama.note" of a GGUF file), that are known not to matter.
-      sharding: where parameters go, one sharding or a function of path and shape; None is the default device.
+      mesh: the devices that share the weights and the work, as `eagle_jax.parallel.make_mesh` makes it; None is one device. Each
+        process reads what its own devices hold.
+      sharding: where parameters go, one sharding or a function of path and shape, for computations of one's own; None is the
+        default device, or what `mesh` says.
       progress: True draws a bar, a function is called with (tensor, bytes read, bytes in all).
 
     Raises:
       CheckpointError: a checkpoint that cannot be found or read, whose configuration is not supported, or whose tensors are
         not exactly those of its configuration.
-      ValueError: a wrong argument.
+      ValueError: a wrong argument, or a model that cannot be split over so many devices.
     """
-    wanted = parse_dtype(dtype)
+    wanted, mesh = parse_dtype(dtype), check_mesh(mesh)
+    if mesh is not None and sharding is not None:
+        raise ValueError("mesh and sharding exclude each other: a mesh says where parameters go")
     path = resolve(path_or_repo, revision=revision, download_dir=download_dir)
     with about(f"target {path_or_repo}"):
         plan = plan_target(path, ignore_config_keys=ignore_config_keys)
         plan.match.check()
+        check_divisible(plan.config, model_shards(mesh), whose="the target")
         check_tied_head(plan)
     tokenizer = _tokenizer(path, plan.source)
     config = plan.config
     if not config.eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
         config = dataclasses.replace(config, eos_token_ids=(tokenizer.eos_token_id,))
+    shards = model_shards(mesh)
     model = fill(
-        lambda: Llama(config, dtype=wanted, rngs=nnx.Rngs(0)),
-        plan.table,
+        lambda: Llama(config, dtype=wanted, rngs=nnx.Rngs(0), shards=shards),
+        table_of_shards(plan.table, config, shards),
         plan.source,
         wanted,
-        sharding=sharding,
+        sharding=sharding if mesh is None else module_sharding(mesh, shards),
         progress=progress,
     )
     return Target(
@@ -103,6 +116,7 @@ def load_target(
         name=str(path_or_repo),
         path=path,
         generation_config=plan.generation_config,
+        mesh=mesh,
     )
 
 

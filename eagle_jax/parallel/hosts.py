@@ -3,6 +3,8 @@
 import os
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 ADDRESS, PROCESSES, PROCESS = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 """Environment variables: host and port of process 0, how many processes there are, and which of them this is."""
@@ -41,6 +43,13 @@ def join_processes(
     if count == 1:
         return
     jax.distributed.initialize(address, count, number, cluster_detection_method="deactivate")
+
+
+def int_of_first_process(value: int) -> int:
+    """What process 0 says, a number of at most 62 bits, on all processes; all of them must call this."""
+    words = np.array([value >> 31, value & 0x7FFFFFFF], np.int32)
+    high, low = multihost_utils.broadcast_one_to_all(words).tolist()
+    return (high << 31) | low
 
 
 def _number(value: int | None, variable: str) -> int | None:

@@ -92,9 +92,19 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 @functools.lru_cache(maxsize=16)
-def replicate(mesh: Mesh) -> Any:
-    """A program that puts every array of a pytree, wherever it lies in the mesh, whole onto every device."""
-    return jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
+def replicate(mesh: Mesh, rows: int | None = None, dtype: Any = None) -> Any:
+    """A program that puts every array of a pytree, wherever it lies in the mesh, whole onto every device.
+
+    Args:
+      mesh: the mesh.
+      rows: keep only so many along axis 0.
+      dtype: cast to it.
+    """
+
+    def take(x: jax.Array) -> jax.Array:
+        return x[:rows].astype(dtype or x.dtype)
+
+    return jax.jit(lambda tree: jax.tree.map(take, tree), out_shardings=replicated(mesh))
 
 
 @functools.lru_cache(maxsize=16)

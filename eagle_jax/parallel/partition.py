@@ -4,10 +4,11 @@ A shard must find its own queries, keys and values, and its own gate and up rows
 are stored shard by shard: `q0 k0 v0 q1 k1 v1 ...` in place of `q k v`.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eagle_jax.parallel.mesh import MODEL
 from eagle_jax.parallel.vocabulary import Vocabulary
@@ -46,6 +47,16 @@ def partition_spec(path: str) -> PartitionSpec:
     if path.endswith(_ROWS):
         return PartitionSpec(MODEL)
     return PartitionSpec(None, MODEL) if path.endswith(_COLUMNS) else PartitionSpec()
+
+
+def module_sharding(mesh: Mesh, shards: int) -> Callable[[str, tuple[int, ...]], NamedSharding]:
+    """Where the parameters of a module lie in a mesh: split over `shards`, its model axis, or with 1 whole on every device."""
+
+    def place(path: str, shape: tuple[int, ...]) -> NamedSharding:
+        del shape
+        return NamedSharding(mesh, partition_spec(path) if shards > 1 else PartitionSpec())
+
+    return place
 
 
 def check_divisible(config: Any, shards: int, *, whose: str, size_name: str = "tensor_parallel_size") -> None:

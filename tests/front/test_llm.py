@@ -108,8 +108,9 @@ def test_keywords_without_a_meaning_give_one_warning(target):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size must be 1, got 2: more than one device"),
-        ({"tensor_parallel_size": True}, ValueError, "tensor_parallel_size must be 1, got True"),
+        ({"pipeline_parallel_size": 2}, ValueError, "pipeline_parallel_size must be 1, got 2: split the model by"),
+        ({"pipeline_parallel_size": True}, ValueError, "pipeline_parallel_size must be 1, got True"),
+        ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size cannot be given with a model that is loaded"),
         ({"quantization": "awq"}, ValueError, "quantization must be None, got 'awq': give an unquantised"),
         ({"trust_remote_code": True}, ValueError, "trust_remote_code must be False, got True"),
         ({"generation_config": "auto"}, ValueError, "generation_config must be 'vllm', got 'auto'"),

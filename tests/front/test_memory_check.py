@@ -40,7 +40,7 @@ def footprint(models, slots=2, **changes):
 
 
 def limit(monkeypatch, size):
-    monkeypatch.setattr(memory, "available_bytes", lambda device: size)
+    monkeypatch.setattr(memory, "available_bytes", lambda device, sharing: size)
 
 
 def test_cache_is_what_the_state_takes(models):

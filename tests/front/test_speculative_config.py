@@ -71,7 +71,7 @@ def test_default_trees(tiny, method, vocabulary, asked, tree):
             {"tensor_parallel_size": 1},
             "'tensor_parallel_size', which does not belong there: use draft_tensor_parallel_size",
         ),
-        ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size must be 1 so far, got 2"),
+        ({"draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size must be 1 or tensor_parallel_size, got 0"),
         ({"temperature": 0.0}, "'temperature', which does not belong there: .* set it in SamplingParams"),
         ({"top_p": 0.9}, "set it in SamplingParams"),
         ({"dtype": "float32"}, "shares this with the target; set it as a keyword of LLM"),
