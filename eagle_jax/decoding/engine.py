@@ -221,7 +221,7 @@ class Engine:
             "dtype": str(self._target_dtype),
         }
         if self._draft_shape is not None:
-            head, dtype = self._draft_shape
+            head, dtype, _ = self._draft_shape
             sizes |= {"draft": head.method, "draft_vocab_size": head.draft_vocab_size, "draft_dtype": str(dtype)}
         return sizes
 

@@ -106,6 +106,11 @@ class Runner:
         self.tokenizer = target.tokenizer
         self.max_model_len = resolve_max_model_len(max_model_len, target.config)
         self._groups = data_groups(target.mesh)
+        if isinstance(shape, Ladder) and jax.process_count() > 1:
+            raise ValueError(
+                f"tree 'auto' is measured by the clock of one process, and there are {jax.process_count()}; give a tree or "
+                "num_speculative_tokens"
+            )
         self.max_num_seqs = resolve_max_num_seqs(max_num_seqs, self._groups)
         self._device = _device_of(target.model)
         self.prefill_chunk = prefill_chunk or (64 if self._device.platform == "cpu" else 256)
