@@ -51,12 +51,13 @@ def draft_chains(
     weights = Weights(nnx.split(target.model)[1], nnx.split(draft.head)[1])
     found = []
     for length in lengths:
-        tokens, scores = jax.device_get(_draft(plan, weights, _chunk(plan, text[:length])))
+        tokens, scores = jax.device_get(_draft(plan, weights, whole_prompt(plan, text[:length])))
         found.append(DraftedChain(length=length, tokens=tokens[0, 1:].tolist(), log_probs=scores[0, 1:].tolist()))
     return found
 
 
-def _chunk(plan: Plan, text: Sequence[int]) -> PromptChunk:
+def whole_prompt(plan: Plan, text: Sequence[int]) -> PromptChunk:
+    """A prompt as the only chunk of slot 0, in a plan whose chunks are long enough."""
     tokens = np.zeros((plan.prefill_chunk + 1,), np.int32)
     tokens[: len(text)] = text
     return PromptChunk(

@@ -59,7 +59,7 @@ def test_the_wheel_holds_the_licence_and_the_command(wheel):
     assert "License-Expression: Apache-2.0" in text
     assert "Requires-Python: >=3.11" in text
     assert {line.removeprefix("Provides-Extra: ") for line in text.splitlines() if line.startswith("Provides-Extra")} == {
-        "gguf", "eval", "train", "serve", "tpu", "cuda", "test", "docs"
+        "gguf", "eval", "train", "bench", "serve", "tpu", "cuda", "test", "docs"
     }  # fmt: skip
 
 
