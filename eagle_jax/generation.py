@@ -12,6 +12,9 @@ How many programs are compiled: three (make a state, prefill a chunk, decode rou
 Prompts, their lengths, budgets, temperatures, seeds and all other numbers about sampling, stop ids, stop strings and the weights
 themselves are arguments of these programs. The caches of
 the last two such combinations are kept beside the target and used again by the next call with one of them.
+
+Compiled programs are also kept on disk for the next process, in `~/.cache/eagle_jax/compiled` (or under $EAGLE_JAX_CACHE), unless
+$JAX_COMPILATION_CACHE_DIR or `jax.config` names another folder; $JAX_ENABLE_COMPILATION_CACHE=false switches that off.
 """
 
 import dataclasses

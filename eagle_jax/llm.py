@@ -271,7 +271,7 @@ class LLM:
     def warmup(
         self, *, num_prompts: int = 1, num_tokens: int = 256, sampling_params: SamplingParams | None = None
     ) -> float:
-        """Compiles the programs of a call ahead.
+        """Compiles the programs of a call ahead, and calibrates them where `tree` is "auto".
 
         Args:
           num_prompts: prompts in the call.

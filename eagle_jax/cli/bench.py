@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_jax.cli import options as shared
-from eagle_jax.cli.runtime import keep_compiled_programs, select_device
+from eagle_jax.cli.runtime import select_device
 from eagle_jax.cli.session import UsageError, default_chain, start
+from eagle_jax.front.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
     from eagle_jax.decoding.tree import StaticTree, TreeConfig
@@ -189,10 +190,9 @@ def make_random(
     import jax.numpy as jnp
 
     from eagle_jax.decoding.tree import TreeConfig
-    from eagle_jax.loading.demo_target import cache_folder
     from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry, random_head, random_target
 
-    keep_compiled_programs(cache_folder() / "compiled")
+    keep_compiled_programs()
     name, config = find_geometry(options.model)
     automatic = "float32" if backend.platform == "cpu" else "bfloat16"
     dtype = jnp.dtype(automatic if options.dtype == "auto" else options.dtype)
@@ -245,5 +245,9 @@ def print_report(report: dict[str, Any]) -> None:
         cached = compiled["seconds_from_cache"]
         again = "" if cached is None else f", {cached:.1f} s from the persistent cache"
         print(f"{kind.capitalize()}: {compiled['programs']} programs, compiled in {compiled['seconds']:.1f} s{again}.")
+        if cached is not None:
+            print(
+                f"  First token with a warm cache: {cached + report['first_token_ms'][kind] / 1e3:.1f} s after loading."
+            )
         print(f"  First token of a prompt as long as the context: {report['first_token_ms'][kind]:.1f} ms.")
     print(f"Peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB.")

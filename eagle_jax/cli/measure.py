@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_jax.cli.options import DEVICES, DTYPES, integer
-from eagle_jax.cli.runtime import Backend, keep_compiled_programs, select_device, stage
+from eagle_jax.cli.runtime import Backend, select_device, stage
 from eagle_jax.cli.session import DEFAULT_HEAD, UsageError, find_head
+from eagle_jax.front.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
     from eagle_jax.evaluation import Configuration, Dataset, Evaluation, EvaluationSettings, Report
@@ -176,10 +177,10 @@ class Models:
 
         from eagle_jax.front.vllm_keywords import check_vllm_keywords
         from eagle_jax.loading import default_target, load_draft, load_target
-        from eagle_jax.loading.demo_target import cache_folder, packaged_target
+        from eagle_jax.loading.demo_target import packaged_target
 
         check_vllm_keywords({"tensor_parallel_size": options.tp})
-        keep_compiled_programs(cache_folder() / "compiled")
+        keep_compiled_programs()
         model, head = options.model, options.draft
         if model is None:
             head = DEFAULT_HEAD if head is None else head

@@ -5,7 +5,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 
 class DeviceError(RuntimeError):
@@ -59,19 +58,6 @@ def _explain(platform: str | None, error: RuntimeError) -> str:
             f"other notebooks and programs that use it: {reason}"
         )
     return f"JAX finds no device: {reason}"
-
-
-def keep_compiled_programs(folder: Path) -> Path:
-    """Keeps compiled programs in a folder, so that the next process need not compile them; $JAX_COMPILATION_CACHE_DIR wins."""
-    import jax
-
-    if chosen := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return Path(chosen)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    # Small programs count too: on a fast machine each of a dozen takes less than JAX's threshold of a second.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return folder
 
 
 @dataclasses.dataclass

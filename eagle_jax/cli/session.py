@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle_jax.cli.runtime import Backend, keep_compiled_programs, select_device, stage
+from eagle_jax.cli.runtime import Backend, select_device, stage
+from eagle_jax.front.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
     from eagle_jax.decoding.tree import TreeConfig
@@ -81,11 +82,10 @@ def start(options: argparse.Namespace, *, plain: bool = False) -> Session:
     say(f"Running on {backend}")
 
     from eagle_jax.loading import default_target, load_draft, load_target
-    from eagle_jax.loading.demo_target import cache_folder
     from eagle_jax.speculative_config import default_tree
 
     tree = None if head is None else _tree(options, backend.platform)
-    keep_compiled_programs(cache_folder() / "compiled")
+    keep_compiled_programs()
     if model is None:
         with stage("Obtaining SmolLM2-135M-Instruct", quiet=options.quiet):
             model = default_target()

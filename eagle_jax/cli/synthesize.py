@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 from eagle_jax.cli.options import DEVICES, integer
-from eagle_jax.cli.runtime import keep_compiled_programs, select_device
+from eagle_jax.cli.runtime import select_device
+from eagle_jax.front.compilation_cache import keep_compiled_programs
 
 DEFAULT_SLOTS_CPU, DEFAULT_SLOTS = 16, 512
 
@@ -114,7 +115,6 @@ def run(options: argparse.Namespace) -> int:
     backend = select_device(options.device)
 
     from eagle_jax.loading import load_target
-    from eagle_jax.loading.demo_target import cache_folder
     from eagle_jax.training.synthesis import DEFAULT_TEMPERATURES, SynthesisConfig, synthesize
 
     config = SynthesisConfig(
@@ -132,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    keep_compiled_programs(cache_folder() / "compiled")
+    keep_compiled_programs()
     target = load_target(options.model, dtype=options.dtype, progress=sys.stderr.isatty() and not options.quiet)
     result = synthesize(
         target,

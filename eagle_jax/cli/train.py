@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.cli.options import DEVICES, integer
-from eagle_jax.cli.runtime import keep_compiled_programs, select_device
+from eagle_jax.cli.runtime import select_device
 from eagle_jax.cli.session import UsageError
+from eagle_jax.front.compilation_cache import keep_compiled_programs
 
 
 def add_parser(commands: Any) -> None:
@@ -175,13 +176,12 @@ def run(options: argparse.Namespace) -> int:
     select_device(options.device)
 
     from eagle_jax.loading import load_target
-    from eagle_jax.loading.demo_target import cache_folder
     from eagle_jax.training.conversations import read_conversations
     from eagle_jax.training.trainer import train
 
     config = make_config(options)
     say = _silent if options.quiet else _say
-    keep_compiled_programs(cache_folder() / "compiled")
+    keep_compiled_programs()
     target = load_target(options.model, dtype=options.dtype, progress=sys.stderr.isatty() and not options.quiet)
     conversations = read_conversations(
         options.data,

@@ -215,48 +215,51 @@ def climb(
       carry: the state, and the rounds that were run.
     """
 
+    # Branches are loops that may run not at all: XLA updates the caches in place through loops, but copies them for conditionals.
+    # Rows that may be due when a round of each rung begins; a plain round adds one.
+    rooms = [ladder.due_rows - 1 if rung is None else rung.max_depth + 1 for rung in ladder.rungs]
+
     def most_due(state: DecodeState) -> jax.Array:
         return jnp.max(jnp.where(state.running, state.lengths - state.draft.lengths, 0))
 
-    def stay(index: int) -> Callable[[tuple[DecodeState, jax.Array]], tuple[DecodeState, jax.Array]]:
+    def crowded(state: DecodeState) -> jax.Array:
+        assert state.ladder is not None
+        return most_due(state) > jnp.asarray(rooms, jnp.int32)[state.ladder.rung]
+
+    def stay(index: int, carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
         rung = ladder.rungs[index]
         here: Drafter = PlainDrafter(capture_layers=drafter.capture_layers)
-        room = ladder.due_rows - 1  # a plain round adds one
         if rung is not None:
-            here, room = dataclasses.replace(drafter, tree=rung), rung.max_depth + 1
+            here = dataclasses.replace(drafter, tree=rung)
 
         def wanted(carry: tuple[DecodeState, jax.Array]) -> jax.Array:
             state, rounds = carry
             assert state.ladder is not None
-            return go_on(state, rounds) & (state.ladder.rung == index) & (most_due(state) <= room)
+            return go_on(state, rounds) & (state.ladder.rung == index) & (most_due(state) <= rooms[index])
 
         def body(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
             state, rounds = carry
             assert state.ladder is not None
-            running, before = state.running, state.accepted_at_depth
             new = decode_round(target, here, state, rule)
-            counts = (new.accepted_at_depth - before).sum(axis=1)
-            recorded = state.ladder.record(ladder, index, counts, running, state.rounds)
+            counts = (new.accepted_at_depth - state.accepted_at_depth).sum(axis=1)
+            recorded = state.ladder.record(ladder, index, counts, state.running, state.rounds)
             return dataclasses.replace(new, ladder=recorded.choose(ladder, new.running)), rounds + 1
 
-        def run(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
-            state, rounds = carry
-            with jax.named_scope("settle"):
-                state = jax.lax.cond(most_due(state) > room, drafter.settle, lambda state: state, state)
-            return jax.lax.while_loop(wanted, body, (state, rounds))
+        return jax.lax.while_loop(wanted, body, carry)
 
-        return run
-
-    branches = [stay(index) for index in range(len(ladder.rungs))]
-
-    def pick(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
-        assert carry[0].ladder is not None
-        return jax.lax.switch(carry[0].ladder.rung, branches, carry)
+    def pass_through(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
+        state, rounds = carry
+        with jax.named_scope("settle"):
+            carry = jax.lax.while_loop(crowded, drafter.settle, state), rounds
+        for index in range(len(ladder.rungs)):
+            with jax.named_scope(f"rung_{index}"):
+                carry = stay(index, carry)
+        return carry
 
     state, rounds = carry
     assert state.ladder is not None
     state = dataclasses.replace(state, ladder=state.ladder.choose(ladder, state.running))
-    return jax.lax.while_loop(lambda carry: go_on(*carry), pick, (state, rounds))
+    return jax.lax.while_loop(lambda carry: go_on(*carry), pass_through, (state, rounds))
 
 
 @functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")

@@ -15,6 +15,7 @@ from eagle_jax.decoding.engine import Request
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.rules import SEEDED, Drafts, Rule
 from eagle_jax.front.calibration import Calibration, calibrate
+from eagle_jax.front.compilation_cache import keep_compiled_programs
 from eagle_jax.front.engines import EnginePool, TimedEngine
 from eagle_jax.front.limits import (
     capacity_bucket,
@@ -417,6 +418,7 @@ class _Job:
 
 def _compile(engine: TimedEngine, progress: bool) -> float:
     start = time.perf_counter()
+    keep_compiled_programs()
     with spinner("Compiling", enabled=progress):
         engine.compile()
     if isinstance(engine.plan.tree, Ladder) and engine.costs is None:

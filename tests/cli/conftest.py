@@ -34,7 +34,7 @@ def text_model(tmp_path_factory) -> str:
 @pytest.fixture(autouse=True)
 def _no_compilation_cache(monkeypatch, tmp_path):
     """The cache is a setting of the whole process, which other tests must not find changed."""
-    monkeypatch.setattr(session, "keep_compiled_programs", lambda folder: folder)
+    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
     monkeypatch.setenv("EAGLE_JAX_CACHE", str(tmp_path / "cache"))
 
 

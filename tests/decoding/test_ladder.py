@@ -15,7 +15,7 @@ from support.tiny import draft_config, llama_config, random_head, random_llama
 
 from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.ladder import DUE_ROWS, FIRST_GUESS, Ladder, LadderState, forced, gain
-from eagle_jax.decoding.loop import decode
+from eagle_jax.decoding.loop import decode, init_state
 from eagle_jax.decoding.rules import make_rule
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 
@@ -26,7 +26,7 @@ COSTS = {
     "chain": forced(LADDER, 1),
     "tree": forced(LADDER, 2),
 }
-OPTIONS = {"slots": 2, "max_length": 120, "prefill_chunk": 16}
+OPTIONS = {"slots": 2, "max_length": 4000, "prefill_chunk": 16}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,15 @@ def test_texts_are_those_of_plain_decoding(models, climbing, requests, plain, co
     assert alone[0].token_ids == completions[0].token_ids
 
 
+def test_the_program_updates_the_caches_in_place(climbing) -> None:
+    """As the programs without a choice do: each rung is a loop, because XLA would copy the caches for a conditional."""
+    state = jax.eval_shape(init_state, climbing.plan, climbing.weights)
+    cache = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.target_cache, state.draft.cache)))
+    memory = climbing.programs.decode.memory_analysis()
+    assert memory.alias_size_in_bytes >= cache
+    assert memory.temp_size_in_bytes < 0.2 * cache
+
+
 def test_drafting_resumes_after_plain_rounds_as_if_it_had_never_stopped(models) -> None:
     """The draft cache does not tell through which rungs it was filled, nor how long features were only kept."""
     plan, weights = make_plan(*models, LADDER, **OPTIONS)
@@ -90,7 +99,9 @@ def test_drafting_resumes_after_plain_rounds_as_if_it_had_never_stopped(models) 
         for rung, rounds in parts:
             costs = jnp.asarray(forced(LADDER, rung))
             state = dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
-            state, _ = decode(plan, weights, state, np.ones((2,), bool), np.int32(rounds), np.bool_(False))
+            arguments = jax.device_put((np.ones((2,), bool), np.int32(rounds), np.bool_(False)))
+            with jax.transfer_guard("disallow"):  # the choice, too, is made on the device
+                state, _ = decode(plan, weights, state, *arguments)
         return jax.device_get(state)
 
     chains = run((1, 200))

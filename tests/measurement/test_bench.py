@@ -28,8 +28,8 @@ def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     patch = pytest.MonkeyPatch()
-    patch.setattr(session, "keep_compiled_programs", lambda folder: folder)
-    patch.setattr("eagle_jax.cli.bench.keep_compiled_programs", lambda folder: folder)
+    patch.setattr(session, "keep_compiled_programs", lambda: None)
+    patch.setattr("eagle_jax.cli.bench.keep_compiled_programs", lambda: None)
     arguments = [
         "bench",
         "--model",
