@@ -5,12 +5,13 @@
 
 Prompt files hold one JSON object a line with `turns`; the first turn is put into the chat template. Everything runs in float32
 at `highest` matmul precision, greedily. A row that differs from plain decoding is listed with the gap between the two tokens
-in the logits at the first difference, relative to the largest one: below 1e-5 it is a near tie, above it a fault.
+in the logits at the first difference, relative to the largest one: below 1e-5 it is a near tie, above it a fault. For
+acceptance alone, with intervals and pictures, use `eagle-jax eval`, which measures by the same code.
 """
 
 import argparse
+import dataclasses
 import json
-import time
 from pathlib import Path
 
 import jax
@@ -20,19 +21,21 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from eagle_jax import generate, load_draft, load_target, speculative_generate
+from eagle_jax import Target, TreeConfig, load_draft, load_target
+from eagle_jax.evaluation import Configuration, EvaluationSettings, Report, evaluate
+from eagle_jax.evaluation.datasets import read_dataset
 from eagle_jax.loading.shipped import shipped_head
 
 SETTINGS = {
-    "chain 3": {"num_speculative_tokens": 3},
-    "chain 5": {"num_speculative_tokens": 5},
-    "chain 7": {"num_speculative_tokens": 7},
-    "tree 60/5/10": {"tree": {"total_tokens": 60, "depth": 5, "top_k": 10}},
-    "tree 60/7/10": {"tree": {"total_tokens": 60, "depth": 7, "top_k": 10}},
+    "chain 3": TreeConfig.chain(3),
+    "chain 5": TreeConfig.chain(5),
+    "chain 7": TreeConfig.chain(7),
+    "tree 60/5/10": TreeConfig(total_tokens=60, depth=5, top_k=10),
+    "tree 60/7/10": TreeConfig(total_tokens=60, depth=7, top_k=10),
 }
 
 
-def relative_gap(target, ids: list[int], first: int, second: int) -> float:
+def relative_gap(target: Target, ids: list[int], first: int, second: int) -> float:
     """|logit[first] - logit[second]| / max |logit| after `ids`."""
     model = target.model
     tokens = jnp.asarray([ids], jnp.int32)
@@ -41,7 +44,7 @@ def relative_gap(target, ids: list[int], first: int, second: int) -> float:
     return float(abs(logits[first] - logits[second]) / np.abs(logits).max())
 
 
-def differences(target, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]]) -> list[dict]:
+def differences(target: Target, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]]) -> list[dict]:
     """Rows that differ, each with its first difference and the gap there."""
     found = []
     for row, (prompt, a, b) in enumerate(zip(prompts, ours, theirs, strict=True)):
@@ -87,53 +90,52 @@ def main() -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
     target = load_target(args.target, dtype="float32")
     draft = load_draft(args.draft or shipped_head("smollm2-135m-instruct-eagle3"), target)
-    device = jax.devices()[0]
+    conditions = EvaluationSettings(output_len=args.max_tokens, max_num_seqs=args.max_num_seqs)
+    configurations = {name: Configuration(shape=SETTINGS[name]) for name in args.settings}
+    plain = Configuration(shape=None)
     report = {
-        "device": device.device_kind,
+        "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "settings": vars(args) | {"out": str(args.out)},
         "sets": {},
     }
     table = Table("set", "drafting", "accepted length", "rounds", "tokens", "equal to plain", "seconds")
     assert target.tokenizer is not None
-    common = {"max_new_tokens": args.max_tokens, "max_num_seqs": args.max_num_seqs}
     for file in args.prompts:
-        turns = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()][: args.num_prompts]
+        dataset = read_dataset(file)
+        dataset = dataclasses.replace(dataset, questions=dataset.questions[: args.num_prompts])
+        evaluation = evaluate(target, draft, [plain, *configurations.values()], [dataset], conditions)
+        rows = {
+            c.name: [row.token_ids for row in evaluation.rows.requests if row.configuration == c.name]
+            for c in evaluation.configurations
+        }
+        turns = [question.turns[0] for question in dataset.questions]
         prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": turn}]) for turn in turns]
-        ids = [{"prompt_token_ids": prompt} for prompt in prompts]
-        start = time.perf_counter()
-        plain = generate(target, ids, **common)
-        figures = {"plain": {"tokens": sum(map(len, plain.token_ids)), "seconds": time.perf_counter() - start}}
+        count = len(prompts)
+        measured = Report(evaluation)
+        part = measured.total(plain).to_json()
+        figures = {"plain": {"tokens": part["output_tokens"], "seconds": part["seconds"]}}
         if args.transformers:
             reference = transformers_outputs(args.target, prompts, args.max_tokens, list(target.config.eos_token_ids))
-            unequal = differences(target, prompts, plain.token_ids, reference)
-            figures["transformers"] = {"equal": len(prompts) - len(unequal), "differences": unequal}
-            table.add_row(file.stem, "transformers", "", "", "", f"{len(prompts) - len(unequal)} / {len(prompts)}", "")
-        for name in args.settings:
-            start = time.perf_counter()
-            result = speculative_generate(target, draft, ids, **common, **SETTINGS[name])
-            seconds = time.perf_counter() - start
-            rows = list(result.metrics)
-            rounds = sum(row.rounds for row in rows)
-            emitted = sum(sum(row.accepted_lengths) for row in rows)
-            unequal = differences(target, prompts, result.token_ids, plain.token_ids)
-            histogram: dict[int, int] = {}
-            for row in rows:
-                for length in row.accepted_lengths:
-                    histogram[length] = histogram.get(length, 0) + 1
+            unequal = differences(target, prompts, rows[plain.name], reference)
+            figures["transformers"] = {"equal": count - len(unequal), "differences": unequal}
+            table.add_row(file.stem, "transformers", "", "", "", f"{count - len(unequal)} / {count}", "")
+        for name, configuration in configurations.items():
+            part = measured.total(configuration).to_json()
+            unequal = differences(target, prompts, rows[configuration.name], rows[plain.name])
             figures[name] = {
-                "accepted_length": emitted / rounds,
-                "rounds": rounds,
-                "histogram": dict(sorted(histogram.items())),
-                "tokens": sum(map(len, result.token_ids)),
-                "equal": len(prompts) - len(unequal),
+                "accepted_length": part["mean_acceptance_length"],
+                "interval": part["mean_acceptance_length_interval"],
+                "rounds": part["rounds"],
+                "histogram": {length: n for length, n in enumerate(part["histogram"], start=1) if n},
+                "tokens": part["output_tokens"],
+                "equal": count - len(unequal),
                 "differences": unequal,
-                "seconds": seconds,
+                "seconds": part["seconds"],
             }
-            print(f"{file.stem} {name}: {emitted / rounds:.3f} in {seconds:.1f} s", flush=True)
             table.add_row(
-                file.stem, name, f"{emitted / rounds:.3f}", str(rounds), str(figures[name]["tokens"]),
-                f"{len(prompts) - len(unequal)} / {len(prompts)}", f"{seconds:.1f}",
+                file.stem, name, f"{part['mean_acceptance_length']:.3f}", str(part["rounds"]), str(part["output_tokens"]),
+                f"{count - len(unequal)} / {count}", f"{part['seconds']:.1f}",
             )  # fmt: skip
         report["sets"][file.stem] = figures
         if args.out:  # after each set: a run that is cut short keeps what it has

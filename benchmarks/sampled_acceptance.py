@@ -14,12 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax import AcceptanceMetrics, load_draft, load_target, speculative_generate
+from eagle_jax import StaticTree, Target, TreeConfig, load_draft, load_target
+from eagle_jax.decoding.rules import Rule, make_rule
+from eagle_jax.evaluation import Configuration, Dataset, EvaluationSettings, Question, Report, evaluate
+from eagle_jax.evaluation.datasets import read_dataset
 from eagle_jax.loading.shipped import shipped_head
+from eagle_jax.speculative_config import tree_config
 
 DYNAMIC = {"tree": {"total_tokens": 60, "depth": 7, "top_k": 10}}
 SAMPLED = {
@@ -67,6 +70,20 @@ def settings() -> dict[str, dict[str, Any]]:
     return found
 
 
+def read_prompts(files: list[Path], target: Target, args: argparse.Namespace) -> Dataset:
+    """The first turns of all files as one set, whose categories are the files."""
+    assert target.tokenizer is not None
+    questions = []
+    for file in files:
+        kept = []
+        for question in read_dataset(file).questions:
+            messages = [{"role": "user", "content": question.turns[0]}]
+            if len(target.tokenizer.apply_chat_template(messages)) + args.max_tokens <= args.max_model_len:
+                kept.append(Question(id=f"{file.stem} {question.id}", category=file.stem, prompt=messages))
+        questions += kept[: args.num_prompts]
+    return Dataset(name="all", questions=tuple(questions))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True, help="target checkpoint")
@@ -86,15 +103,12 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     target = load_target(args.target, dtype=args.dtype)
     draft = load_draft(args.draft or shipped_head("smollm2-135m-instruct-eagle3"), target)
-    assert target.tokenizer is not None
-    prompts, places = [], []
-    for file in args.prompts:
-        turns = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
-        ids = [target.tokenizer.apply_chat_template([{"role": "user", "content": turn}]) for turn in turns]
-        ids = [one for one in ids if len(one) + args.max_tokens <= args.max_model_len][: args.num_prompts]
-        places.append((file.stem, len(prompts), len(prompts) + len(ids)))
-        prompts += [{"prompt_token_ids": one} for one in ids]
-    table = Table("setting", "T", "accepted length", *[name for name, *_ in places], "seconds")
+    prompts = read_prompts(args.prompts, target, args)
+    stems = [file.stem for file in args.prompts]
+    table = Table("setting", "T", "accepted length", *stems, "seconds")
+    conditions = EvaluationSettings(
+        output_len=args.max_tokens, max_num_seqs=args.max_num_seqs, max_model_len=args.max_model_len, seed=1
+    )
     for name in args.settings:  # both temperatures of a setting share its programs
         for temperature in args.temperatures:
             file = args.out / f"{name} T{temperature}.json".replace("/", "-").replace(" ", "_").replace(",", "")
@@ -105,32 +119,42 @@ def main() -> None:
                 continue
             else:
                 start = time.perf_counter()
-                result = speculative_generate(
-                    target, draft, prompts, temperature=temperature, seed=list(range(1, len(prompts) + 1)),
-                    max_new_tokens=args.max_tokens, max_num_seqs=args.max_num_seqs, max_model_len=args.max_model_len,
-                    progress=True, **settings()[name],
-                )  # fmt: skip
-                parts = {stem: AcceptanceMetrics.total(result.metrics[a:b]) for stem, a, b in places}
+                shape, rule = split_setting(settings()[name])
+                configuration = Configuration(shape=shape, temperature=temperature, rule=rule)
+                evaluation = evaluate(target, draft, [configuration], [prompts], conditions)
+                report = Report(evaluation)
+                total = report.total(configuration).to_json()
+                parts = {stem: report.category(configuration, "all", stem).to_json() for stem in stems}
+                groups = evaluation.rows.groups
                 figures = {
-                    "accepted_length": result.metrics.mean_acceptance_length,
-                    "sets": {stem: part.mean_acceptance_length for stem, part in parts.items()},
-                    "rounds": result.metrics.total.rounds,
-                    "acceptance_rates": result.metrics.total.acceptance_rates,
-                    "tokens": sum(map(len, result.token_ids)),
+                    "accepted_length": total["mean_acceptance_length"],
+                    "interval": total["mean_acceptance_length_interval"],
+                    "sets": {stem: part["mean_acceptance_length"] for stem, part in parts.items()},
+                    "rounds": total["rounds"],
+                    "acceptance_rates": total["acceptance_rates"],
+                    "tokens": total["output_tokens"],
                     "seconds": time.perf_counter() - start,
-                    "compile_seconds": result.timing.compile_seconds,
-                    "decode_seconds": result.timing.decode_seconds,
-                    "device": jax.devices()[0].device_kind,
-                    "jax": jax.__version__,
+                    "compile_seconds": sum(group.compile_seconds for group in groups),
+                    "decode_seconds": sum(group.decode_seconds for group in groups),
+                    "device": evaluation.settings["device"],
+                    "jax": evaluation.settings["jax"],
                     "settings": vars(args),
                 }
                 file.write_text(json.dumps(figures, indent=1, default=str) + "\n")
             print(f"{name} T={temperature}: {figures['accepted_length']:.3f} in {figures['seconds']:.1f} s", flush=True)
             table.add_row(
                 name, str(temperature), f"{figures['accepted_length']:.3f}",
-                *[f"{figures['sets'][stem]:.3f}" for stem, *_ in places], f"{figures['seconds']:.1f}",
+                *[f"{figures['sets'][stem]:.3f}" for stem in stems], f"{figures['seconds']:.1f}",
             )  # fmt: skip
     Console(width=120).print(table)
+
+
+def split_setting(arguments: dict[str, Any]) -> tuple[TreeConfig | StaticTree, Rule]:
+    """The shape and the rule of what `settings` gives."""
+    rest = dict(arguments)
+    shape = tree_config(rest.pop("num_speculative_tokens", None), rest.pop("tree", None), where="settings")
+    assert shape is not None
+    return shape, make_rule(**rest)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`eagle-jax eval`: how much of a draft head's tokens the target accepts, measured as vLLM's spec_decode_offline.py does."""
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from eagle_jax.cli import measure
@@ -8,6 +9,7 @@ from eagle_jax.cli.options import integer, tree
 from eagle_jax.cli.session import UsageError
 
 if TYPE_CHECKING:
+    from eagle_jax.decoding.tree import TreeConfig
     from eagle_jax.evaluation import Configuration, Dataset, EvaluationSettings
     from eagle_jax.evaluation.rows import Row
     from eagle_jax.front.prompts import Prompt
@@ -85,13 +87,25 @@ def run(options: argparse.Namespace) -> int:
 
 def run_evaluation(options: argparse.Namespace) -> int:
     """An evaluation without expectations."""
+    datasets = read_datasets(options)
+    read_configurations(options, *read_shapes(options))  # what cannot be measured is an error before anything is loaded
+    models = measure.Models(options, dtype=options.dtype or "auto")
+    return measure_and_report(options, models, datasets, *read_shapes(options))
+
+
+def measure_and_report(
+    options: argparse.Namespace,
+    models: measure.Models,
+    datasets: "Sequence[Dataset]",
+    chains: Sequence[int],
+    trees: "Sequence[TreeConfig]",
+) -> int:
+    """Measures, writes and prints; 1 if the time limit came first."""
     from eagle_jax.evaluation import Report
 
-    datasets = read_datasets(options)
-    models = measure.Models(options, dtype=options.dtype or "auto")
     if options.verbose:
         models.show_template(datasets)
-    configurations = read_configurations(options)
+    configurations = read_configurations(options, chains, trees)
     evaluation = measure.measure(
         models, configurations, datasets, read_settings(options), options, on_request=printer(options, models)
     )
@@ -120,14 +134,23 @@ def read_datasets(options: argparse.Namespace) -> "list[Dataset]":
     ]
 
 
-def read_configurations(options: argparse.Namespace) -> "list[Configuration]":
+def read_shapes(options: argparse.Namespace) -> "tuple[list[int], list[TreeConfig]]":
+    """Chains, by their lengths, and trees."""
+    from eagle_jax.decoding.tree import TreeConfig
+
+    trees = [TreeConfig(**sizes) for sizes in options.tree or []]
+    return options.num_spec_tokens or ([] if trees else [DEFAULT_CHAIN]), trees
+
+
+def read_configurations(
+    options: argparse.Namespace, chains: Sequence[int], trees: "Sequence[TreeConfig]"
+) -> "list[Configuration]":
     """Every shape at every temperature."""
     from eagle_jax.decoding.rules import make_rule
     from eagle_jax.decoding.tree import TreeConfig
     from eagle_jax.evaluation.settings import make_configurations
 
-    chains = options.num_spec_tokens or ([] if options.tree else [DEFAULT_CHAIN])
-    shapes = [*map(TreeConfig.chain, chains), *(TreeConfig(**sizes) for sizes in options.tree or [])]
+    shapes = [*map(TreeConfig.chain, chains), *trees]
     temperatures = options.temp or [0.0]
     rule = make_rule(options.rejection_sample_method, options.draft_sample_method)
     return make_configurations(shapes, temperatures, plain=options.plain, rule=rule)
@@ -138,7 +161,7 @@ def read_settings(options: argparse.Namespace) -> "EvaluationSettings":
     from eagle_jax.evaluation import EvaluationSettings
 
     given = {
-        "turns": getattr(options, "turns", None),
+        "turns": options.turns,
         "output_len": options.output_len,
         "top_p": options.top_p,
         "top_k": None if options.top_k is None else max(options.top_k, 0),

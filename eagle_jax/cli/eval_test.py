@@ -121,7 +121,7 @@ def _run_one(expectation: "Expectation | None", path: Path, options: argparse.Na
     from eagle_jax.evaluation.expectations import check_models, compare, record
 
     datasets = evaluation_command.read_datasets(options)
-    configurations = evaluation_command.read_configurations(options)
+    configurations = evaluation_command.read_configurations(options, *evaluation_command.read_shapes(options))
     if len(configurations) > 1:
         raise UsageError("an expectation is about one shape at one temperature")
     models = measure.Models(

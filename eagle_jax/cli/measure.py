@@ -72,8 +72,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_dataset_options(parser: argparse.ArgumentParser) -> None:
-    """What is asked."""
+def add_dataset_options(parser: argparse.ArgumentParser, *, prompts: int | None = None, output_len: int = 256) -> None:
+    """What is asked, and how much of it by default; None is all of a dataset."""
     group = parser.add_argument_group("prompts")
     group.add_argument(
         "--dataset-name",
@@ -93,10 +93,12 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
         "--num-prompts",
         type=int,
         metavar="N",
-        help="of each dataset, taken evenly from all of it; -1 is all (default: all)",
+        help=f"of each dataset, taken evenly from all of it; -1 is all (default: {prompts or 'all'})",
     )
     group.add_argument("--category", nargs="+", default=[], metavar="NAME", help="only prompts of these categories")
-    group.add_argument("--output-len", type=integer(1), metavar="N", help="most tokens of an answer (default: 256)")
+    group.add_argument(
+        "--output-len", type=integer(1), metavar="N", help=f"most tokens of an answer (default: {output_len})"
+    )
     group.add_argument("--ignore-eos", action="store_true", help="go on to --output-len behind the end of the answer")
 
 

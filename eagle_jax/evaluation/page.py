@@ -33,6 +33,7 @@ def write_page(report: Report, path: Path, pictures: Mapping[str, Path]) -> None
         settings=report.evaluation.settings,
         drafting=drafting,
         depth=depth,
+        datasets=[name for name in report.datasets if report.measured(name)],
         images=images,
         measured_plain=any(c.shape is None for c in report.configurations),
         best={r.best.name for r in report.recommendations},

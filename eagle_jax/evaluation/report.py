@@ -120,6 +120,10 @@ class Report:
         """One dataset."""
         return self._part(configuration, dataset=dataset)
 
+    def measured(self, dataset: str) -> bool:
+        """Whether anything of a dataset was measured; an evaluation that is not complete may lack some."""
+        return any(row.dataset == dataset for row in self.evaluation.rows.requests)
+
     def categories(self, dataset: str) -> list[str]:
         """Categories of a dataset in which something was measured; empty if it has one at most."""
         found = [row.category for row in self.evaluation.rows.requests if row.dataset == dataset]

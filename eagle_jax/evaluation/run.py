@@ -26,6 +26,8 @@ GROUPS_OF = 4
 """Requests of a call for each slot, where several run side by side: enough that slots rarely idle, few enough to lose little when
 interrupted. With one slot a call holds one request, which is then timed by itself."""
 WARM_UP_TOKENS = 16
+MARKUP_TOKENS = 32
+"""What a chat template puts around a turn and the answer before it, at most."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,8 +150,8 @@ class _Run:
         self.target, self.draft, self.datasets, self.settings = target, draft, datasets, settings
         self.configurations = configurations
         self.measured = 0
-        self._warm: set[tuple[str, str, int]] = set()
-        self._lengths: dict[tuple[str, int], list[int]] = {}
+        self._warm: set[str] = set()
+        self._tokens: int | None = None
         self._chat = target.tokenizer is not None and target.tokenizer.chat_template is not None
         if settings.turns > 1 and not self._chat:
             raise EvaluationError(f"turns {settings.turns} needs a chat template, which {target.name} does not have")
@@ -260,13 +262,14 @@ class _Run:
             return rows, _group(configuration, dataset, turn, index), {}
         params = [self._params(configuration, request.index) for request, _ in wanted]
         compile_seconds = 0.0
-        tokens = self._longest(runner, dataset, turn, [prompt for _, prompt in wanted])
-        if (name, dataset.name, turn) not in self._warm:
+        if self._tokens is None:
+            self._tokens = self._longest(runner)
+        if name not in self._warm:
             # What a process does for the first time takes longer, compiled or not.
             few = dataclasses.replace(params[0], max_tokens=min(WARM_UP_TOKENS, self.settings.output_len))
-            compile_seconds = self._decode(runner, [wanted[0][1]], [few], tokens)[1].compile_seconds
-            self._warm.add((name, dataset.name, turn))
-        results, timing = self._decode(runner, [prompt for _, prompt in wanted], params, tokens)
+            compile_seconds = self._decode(runner, [wanted[0][1]], [few])[1].compile_seconds
+            self._warm.add(name)
+        results, timing = self._decode(runner, [prompt for _, prompt in wanted], params)
         seconds = timing.prefill_seconds + timing.decode_seconds
         alone = seconds if len(wanted) == 1 else None
         for (request, _), result in zip(wanted, results, strict=True):
@@ -286,10 +289,10 @@ class _Run:
         return rows, group, {request.question.id: prompt for request, prompt in wanted}
 
     def _decode(
-        self, runner: Runner, prompts: Sequence[Prompt], params: Sequence[SamplingParams], tokens: int
+        self, runner: Runner, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
     ) -> tuple[list[RowResult], Timing]:
         slots = self.settings.max_num_seqs
-        return runner.run(prompts, params, progress=False, least_prompts=slots, least_tokens=tokens)
+        return runner.run(prompts, params, progress=False, least_prompts=slots, least_tokens=self._tokens or 1)
 
     def _prompt(
         self, runner: Runner, question: Question, turn: int, answers: dict[tuple[str, int], str | None]
@@ -308,21 +311,22 @@ class _Run:
         messages.append({"role": "user", "content": question.turns[turn - 1]})
         return runner.read([messages])[0]
 
-    def _longest(self, runner: Runner, dataset: Dataset, turn: int, prompts: Sequence[Prompt]) -> int:
-        """Room for any request of this dataset and turn that is not left out, so that all calls run the same program."""
-        key = (dataset.name, turn)
-        if key not in self._lengths:
-            self._lengths[key] = [self._length(runner, q, turn) for q in dataset.questions if q.num_turns >= turn]
+    def _longest(self, runner: Runner) -> int:
+        """Room for any request that is not left out: all of them run in the same programs, which are compiled once."""
         output_len, room = self.settings.output_len, runner.max_model_len
-        known = [length + output_len for length in self._lengths[key]]
-        # Of a later turn it is the most that it can be.
-        fitting = [min(length, room) for length in known if length <= room or turn > 1]
-        return max([*fitting, *(len(prompt.token_ids) + output_len for prompt in prompts)])
+        found = []
+        for dataset in self.datasets:
+            for question in dataset.questions:
+                for turn in range(1, min(self.settings.turns, question.num_turns) + 1):
+                    length = self._length(runner, question, turn) + output_len
+                    # Of a later turn it is the most that it can be.
+                    found += [min(length, room)] if length <= room or turn > 1 else []
+        return max(found, default=1)
 
     def _length(self, runner: Runner, question: Question, turn: int) -> int:
         first = self._prompt(runner, question, 1, {})
         assert isinstance(first, Prompt)
-        later = sum(len(self._words(text)) for text in question.turns[1:turn])
+        later = sum(len(self._words(text)) + MARKUP_TOKENS for text in question.turns[1:turn])
         return len(first.token_ids) + later + (turn - 1) * self.settings.output_len
 
     def _words(self, text: str) -> list[int]:

@@ -14,11 +14,12 @@ WIDTH = 130
 def tables(report: Report) -> list[Table]:
     """All tables, the most important one first."""
     found = [overview(report), depths(report)]
-    for dataset in report.datasets:
+    measured = [dataset for dataset in report.datasets if report.measured(dataset)]
+    for dataset in measured:
         if report.categories(dataset):
             found.append(by_category(report, dataset))
     if report.evaluation.settings["turns"] > 1:
-        found += [by_turn(report, dataset) for dataset in report.datasets]
+        found += [by_turn(report, dataset) for dataset in measured]
     return found
 
 
@@ -29,7 +30,8 @@ def overview(report: Report) -> Table:
     table.add_column("configuration")
     for name in ("requests", "tokens", "rounds", "accepted length", "tokens/s", "speed-up"):
         table.add_column(name, justify="right")
-    names = [*report.datasets, *(["all"] if len(report.datasets) > 1 else [])]
+    measured = [dataset for dataset in report.datasets if report.measured(dataset)]
+    names = [*measured, *(["all"] if len(measured) > 1 else [])]
     for dataset in names:
         for configuration in report.configurations:
             part = report.total(configuration) if dataset == "all" else report.dataset(configuration, dataset)
