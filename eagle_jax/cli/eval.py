@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from eagle_jax.cli import measure
-from eagle_jax.cli.options import integer, tree
+from eagle_jax.cli.options import integer, tree_or_auto
 from eagle_jax.cli.session import UsageError
 
 if TYPE_CHECKING:
-    from eagle_jax.decoding.tree import TreeConfig
     from eagle_jax.evaluation import Configuration, Dataset, EvaluationSettings
     from eagle_jax.evaluation.rows import Row
+    from eagle_jax.evaluation.settings import Shape
     from eagle_jax.front.prompts import Prompt
 
 DEFAULT_CHAIN = 2
@@ -40,10 +40,11 @@ def add_parser(commands: Any) -> None:
     )
     shapes.add_argument(
         "--tree",
-        type=tree,
+        type=tree_or_auto,
         nargs="+",
         metavar="TOTAL,DEPTH,TOP_K",
-        help="trees: nodes with the root, expansions after the first level, children of a node; e.g. 60,7,10",
+        help="trees: nodes with the root, expansions after the first level, children of a node; e.g. 60,7,10. Or auto: "
+        "plain decoding, a chain or a tree before each round, whatever pays",
     )
     shapes.add_argument("--plain", action="store_true", help="decode plainly too, which gives the speed-up")
     measure.add_dataset_options(parser)
@@ -98,7 +99,7 @@ def measure_and_report(
     models: measure.Models,
     datasets: "Sequence[Dataset]",
     chains: Sequence[int],
-    trees: "Sequence[TreeConfig]",
+    trees: "Sequence[Shape]",
 ) -> int:
     """Measures, writes and prints; 1 if the time limit came first."""
     from eagle_jax.evaluation import Report
@@ -134,23 +135,24 @@ def read_datasets(options: argparse.Namespace) -> "list[Dataset]":
     ]
 
 
-def read_shapes(options: argparse.Namespace) -> "tuple[list[int], list[TreeConfig]]":
+def read_shapes(options: argparse.Namespace) -> "tuple[list[int], list[Shape]]":
     """Chains, by their lengths, and trees."""
     from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.speculative_config import AUTO
 
-    trees = [TreeConfig(**sizes) for sizes in options.tree or []]
+    trees: list[Shape] = [TreeConfig(**sizes) if isinstance(sizes, dict) else AUTO for sizes in options.tree or []]
     return options.num_spec_tokens or ([] if trees else [DEFAULT_CHAIN]), trees
 
 
 def read_configurations(
-    options: argparse.Namespace, chains: Sequence[int], trees: "Sequence[TreeConfig]"
+    options: argparse.Namespace, chains: Sequence[int], trees: "Sequence[Shape]"
 ) -> "list[Configuration]":
     """Every shape at every temperature."""
     from eagle_jax.decoding.rules import make_rule
     from eagle_jax.decoding.tree import TreeConfig
     from eagle_jax.evaluation.settings import make_configurations
 
-    shapes = [*map(TreeConfig.chain, chains), *trees]
+    shapes: list[Shape] = [*map(TreeConfig.chain, chains), *trees]
     temperatures = options.temp or [0.0]
     rule = make_rule(options.rejection_sample_method, options.draft_sample_method)
     return make_configurations(shapes, temperatures, plain=options.plain, rule=rule)

@@ -27,7 +27,7 @@ def write_page(report: Report, path: Path, pictures: Mapping[str, Path]) -> None
         name: "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode() for name, file in pictures.items()
     }
     drafting = [c for c in report.configurations if c.shape is not None]
-    depth = max((c.depth for c in drafting), default=0)
+    depth = max((len(report.total(c).acceptance.metrics.accepted_at_depth) for c in drafting), default=0)
     page = environment.from_string(template).render(
         report=report,
         settings=report.evaluation.settings,

@@ -96,7 +96,7 @@ def _depth(figure: Any, report: Report, configurations: Sequence[Configuration])
     left, right = figure.subplots(1, 2, sharey=True)
     for name, configuration in zip(names_of(configurations), configurations, strict=True):
         metrics = report.total(configuration).acceptance.metrics
-        depths = range(1, configuration.depth + 1)
+        depths = range(1, len(metrics.accepted_at_depth) + 1)
         left.plot(depths, [100 * rate for rate in metrics.acceptance_rates], marker="o", label=name)
         right.plot(depths, [100 * rate for rate in metrics.conditional_acceptance_rates], marker="o", label=name)
     left.set(ylabel="%", xlabel="depth of the draft", title="rounds that accept a draft at this depth", ylim=(0, 102))

@@ -81,8 +81,8 @@ class Recommendation:
     def option(self) -> str:
         """What to give to `eagle-jax generate`, and its like."""
         shape = self.best.shape
-        if shape is None:
-            return "--no-draft"
+        if shape is None or isinstance(shape, str):
+            return "--no-draft" if shape is None else f"--tree {shape}"
         if shape.total_tokens == shape.max_depth + 1:
             return f"--num-speculative-tokens {shape.total_tokens - 1}"
         depth = getattr(shape, "depth", None)
@@ -301,7 +301,7 @@ def vllm_lines(acceptance: Acceptance) -> list[str]:
 
 
 def interval_text(value: float, interval: Interval | None, digits: int = 2) -> str:
-    """ "2.31 (2.25 to 2.38)"."""
+    """A value with its interval: 2.31 (2.25 to 2.38)."""
     if math.isnan(value):
         return "-"
     ends = "" if interval is None else f" ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
@@ -311,6 +311,8 @@ def interval_text(value: float, interval: Interval | None, digits: int = 2) -> s
 def _what(configuration: Configuration) -> str:
     shape = configuration.shape
     assert shape is not None
+    if isinstance(shape, str):
+        return "plain rounds, chains or trees as it pays (tree auto)"
     if shape.total_tokens == shape.max_depth + 1:
         count = shape.total_tokens - 1
         return f"a chain of {count} token{'s' if count > 1 else ''} a round"

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from eagle_jax.decoding.rules import SEEDED, Rule, check_rule
+from eagle_jax.decoding.rules import SEEDED, Rule
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.evaluation.errors import EvaluationError
+from eagle_jax.speculative_config import check_shape
 
-Shape = TreeConfig | StaticTree
+Shape = TreeConfig | StaticTree | Literal["auto"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class Configuration:
     """One way to decode: what is drafted a round, at which temperature, and how it is accepted there."""
 
     shape: Shape | None
-    """Chain or tree; None decodes plainly."""
+    """Chain or tree; "auto" chooses one before each round; None decodes plainly."""
     temperature: float = 0.0
     rule: Rule = SEEDED
     """How drafts are accepted where tokens are sampled."""
@@ -27,11 +28,11 @@ class Configuration:
         if self.temperature < 0:
             raise EvaluationError(f"temperature must be at least 0, got {self.temperature}")
         if self.shape is not None:
-            check_rule(self.rule, self.shape)
+            check_shape(self.rule, self.shape)
 
     @property
     def shape_name(self) -> str:
-        """ "plain", "chain 3", "tree 60/7/10", ..., with the rule where it is not the default."""
+        """What `describe_shape` or the label says, with the rule where it is not the default."""
         name = self.label or describe_shape(self.shape)
         if self.shape is not None and self.temperature > 0 and self.rule != SEEDED:
             name += f", {self.rule.rejection_sample_method}, {self.rule.draft_sample_method} drafts"
@@ -44,20 +45,15 @@ class Configuration:
 
     @property
     def depth(self) -> int:
-        """Drafts that one round can accept at most."""
-        return 0 if self.shape is None else self.shape.max_depth
-
-    @property
-    def num_drafted(self) -> int:
-        """Tokens drafted a round."""
-        return 0 if self.shape is None else self.shape.total_tokens - 1
+        """Drafts that one round can accept at most; 0 for "auto", where that depends on the device."""
+        return 0 if self.shape is None or isinstance(self.shape, str) else self.shape.max_depth
 
     def to_json(self) -> dict[str, Any]:
         """Everything about it; equal for equal configurations."""
-        shape: Any = None
+        shape: Any = self.shape
         if isinstance(self.shape, TreeConfig):
             shape = dataclasses.asdict(self.shape)
-        elif self.shape is not None:
+        elif isinstance(self.shape, StaticTree):
             shape = [list(path) for path in self.shape.paths]
         return {
             "name": self.name,
@@ -69,9 +65,9 @@ class Configuration:
 
 
 def describe_shape(shape: Shape | None) -> str:
-    """ "plain", "chain 3", "tree 60/7/10" (total_tokens/depth/top_k) or "static tree 26"."""
-    if shape is None:
-        return "plain"
+    """In a word or two: plain, auto, chain 3, tree 60/7/10 (total_tokens/depth/top_k), static tree 26."""
+    if shape is None or isinstance(shape, str):
+        return shape or "plain"
     if shape.total_tokens == shape.max_depth + 1:
         return f"chain {shape.total_tokens - 1}"
     if isinstance(shape, StaticTree):

@@ -46,7 +46,7 @@ def depths(report: Report) -> Table:
     table.add_column("configuration")
     table.add_column("")
     drafting = [c for c in report.configurations if c.shape is not None]
-    depth = max((c.depth for c in drafting), default=0)
+    depth = max((len(report.total(c).acceptance.metrics.accepted_at_depth) for c in drafting), default=0)
     for d in range(1, depth + 2):
         table.add_column(str(d), justify="right")
     for configuration in drafting:
