@@ -19,6 +19,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "checkpoints" / "README.md",
+    ROOT / "notebooks" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 MARKS = (None, "slow", "checked")

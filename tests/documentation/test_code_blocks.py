@@ -113,7 +113,7 @@ def test_a_command_is_one_that_there_is(line: str):
             assert re.search(rf"^    {command}\)", script, re.MULTILINE)
         case ["python", script, *_] if script.endswith(".py"):
             assert (ROOT / script).is_file()
-        case ["mkdocs" | "twine" | "pytest" | "export", *_] | []:
+        case ["mkdocs" | "twine" | "jupytext" | "pytest" | "export", *_] | []:
             pass
         case _:
             pytest.fail(f"nothing here checks {line!r}")
