@@ -19,5 +19,5 @@ def head() -> str:
 @pytest.fixture(autouse=True)
 def _no_settings_of_the_process(monkeypatch, tmp_path):
     """Commands keep compiled programs and files in folders that other tests must not find changed."""
-    monkeypatch.setattr(session, "keep_compiled_programs", lambda folder: folder)
+    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
     monkeypatch.setenv("EAGLE_JAX_CACHE", str(tmp_path / "cache"))

@@ -4,7 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import tokenizers
+from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -36,3 +38,30 @@ def write_chat_model(folder: Path, *, chat: bool = True) -> str:
     shutil.copytree(GOLDEN / "target_A", folder)
     write_tokenizer(folder, chat=chat)
     return str(folder)
+
+
+def write_shallow_models(folder: Path, layers: int = 3) -> tuple[str, str]:
+    """A chat model of the golden target's first layers, and its head reading them: they compile quickly and agree rarely.
+
+    Returns:
+      The folders of the model and of the head.
+    """
+    model, head = Path(write_chat_model(folder / "shallow")), folder / "shallow_head"
+    tensors: dict[str, np.ndarray] = {}
+    for file in sorted(model.glob("*.safetensors")):
+        tensors |= load_file(file)
+        file.unlink()
+    (model / "model.safetensors.index.json").unlink()
+    kept = tuple(f"model.layers.{layer}." for layer in range(layers))
+    save_file(
+        {name: x for name, x in tensors.items() if ".layers." not in name or name.startswith(kept)},
+        model / "model.safetensors",
+    )
+    shutil.copytree(GOLDEN / "head_A_e3", head)
+    for config, values in (
+        (model, {"num_hidden_layers": layers}),
+        (head, {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}),
+    ):
+        path = config / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return str(model), str(head)
