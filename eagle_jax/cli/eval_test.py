@@ -96,7 +96,18 @@ def _find(options: argparse.Namespace) -> "list[tuple[Expectation | None, Path]]
                     f"expectation {expectation.name} is about {expectation.target} with {expectation.draft}, not about "
                     f"{options.model or expectation.target} with {options.draft or expectation.draft}"
                 )
-    for name in ("plain", "category", "ignore_eos", "rejection_sample_method", "draft_sample_method", "top_p", "seed"):
+    for name in (
+        "plain",
+        "category",
+        "ignore_eos",
+        "rejection_sample_method",
+        "draft_sample_method",
+        "top_p",
+        "seed",
+        "tp",
+    ):
+        if name == "tp" and options.tp == 1:
+            continue
         if getattr(options, name) not in (None, False, []):
             raise UsageError(f"--{name.replace('_', '-')} does not go with --test")
     return found

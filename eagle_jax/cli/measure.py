@@ -55,7 +55,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="the draft head: a folder, a repository, or the name of a released head",
     )
     group.add_argument("--method", choices=("eagle", "eagle3"), help="what the head must be (default: what it is)")
-    group.add_argument("--tp", type=integer(1), default=1, metavar="N", help="tensor_parallel_size (default: 1)")
+    group.add_argument(
+        "--tp", type=integer(1), default=1, metavar="N", help="devices that share the weights (default: 1)"
+    )
     group.add_argument("--dtype", choices=DTYPES, help="auto is float32 on CPU and bfloat16 elsewhere (default: auto)")
     group.add_argument("--device", choices=DEVICES, help="fail unless there is one (default: what JAX chooses)")
     group.add_argument(
@@ -177,11 +179,11 @@ class Models:
         self.backend: Backend = select_device(options.device)
         self.say(f"Running on {self.backend}")
 
-        from eagle_jax.front.vllm_keywords import check_vllm_keywords
         from eagle_jax.loading import default_target, load_draft, load_target
         from eagle_jax.loading.demo_target import packaged_target
+        from eagle_jax.parallel import make_mesh
 
-        check_vllm_keywords({"tensor_parallel_size": options.tp})
+        mesh = make_mesh(options.tp)
         keep_compiled_programs()
         model, head = options.model, options.draft
         if model is None:
@@ -197,7 +199,7 @@ class Models:
         if head is None and draft_wanted:
             raise UsageError("there is no draft head to measure: give --eagle-dir for this --model-dir")
         bar = sys.stderr.isatty() and not options.quiet
-        self.target: Target = load_target(model, dtype=dtype, progress=bar)
+        self.target: Target = load_target(model, dtype=dtype, mesh=mesh, progress=bar)
         self.say(f"Target {self.target.name}, {self.target.model.dtype}")
         self.draft: Draft | None = None
         if head is not None and draft_wanted:

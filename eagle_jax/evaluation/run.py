@@ -169,7 +169,7 @@ class _Run:
 
     def describe(self) -> dict[str, Any]:
         """The settings that the rows depend on."""
-        [device, *_] = sorted(jax.tree.leaves(nnx.state(self.target.model))[0].devices(), key=lambda device: device.id)
+        devices = sorted(jax.tree.leaves(nnx.state(self.target.model))[0].devices(), key=lambda device: device.id)
         return {
             "target": self.target.name,
             "target_digest": target_digest(self.target),
@@ -177,7 +177,8 @@ class _Run:
             "draft_digest": None if self.draft is None else head_digest(self.draft),
             "dtype": str(self.target.model.dtype),
             "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
-            "device": device.device_kind,
+            "device": devices[0].device_kind,
+            "devices": len(devices),
             "jax": jax.__version__,
             "datasets": {dataset.name: dataset.digest for dataset in self.datasets},
             "questions": {dataset.name: len(dataset.questions) for dataset in self.datasets},
