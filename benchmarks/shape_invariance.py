@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from eagle_jax import (
     Draft,
-    GenerationResult,
     SamplingParams,
     Target,
     generate,
@@ -31,53 +28,11 @@ from eagle_jax import (
     load_target,
     speculative_generate,
 )
+from eagle_jax.evaluation import first_divergences
 from eagle_jax.loading.shipped import shipped_head
-from eagle_jax.sampling import Features
-from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
-from eagle_jax.sampling.processing import process_logits
-from eagle_jax.sampling.settings import SlotSettings
 
 SAMPLING = {"greedy": {}, "seeded": {"temperature": 0.8, "top_p": 0.95}}
 MODES = {"shape-invariant": True, "ordinary": False}
-
-
-def scores(target: Target, ids: list[int], sampling: dict[str, Any], seed: int) -> np.ndarray:
-    """What the token after `ids` is the argmax of: processed logits plus noise, `[V]`."""
-    model, vocab_size = target.model, target.config.vocab_size
-    size = 1 << (len(ids) - 1).bit_length()  # few shapes, few compilations
-    tokens = jnp.asarray([ids + [0] * (size - len(ids))], jnp.int32)
-    out = model(tokens, jnp.arange(size)[None], model.empty_cache(1, 1), jnp.zeros((1,), jnp.int32))
-    logits = model.logits(out.hidden[:, len(ids) - 1 : len(ids)])
-    settings = SlotSettings.of(SamplingParams(**sampling), seed, vocab_size, Features.SAMPLING)
-    assert settings is not None
-    slot = settings.batch_of_one()
-    processed = process_logits(logits, slot)[0, 0]
-    if not sampling:
-        return np.asarray(processed)
-    key = stream_key(slot.seeds, jnp.asarray([len(ids)]), Stream.TARGET)
-    return np.asarray(processed + vocabulary_gumbel(key, jnp.arange(vocab_size))[0])
-
-
-def differences(
-    target: Target,
-    prompts: list[list[int]],
-    a: GenerationResult,
-    b: GenerationResult,
-    sampling: dict[str, Any],
-    seeds: list[int],
-) -> list[dict[str, Any]]:
-    """Rows that differ, each with its first difference and the gap there."""
-    found = []
-    for row, (prompt, one, two) in enumerate(zip(prompts, a.token_ids, b.token_ids, strict=True)):
-        if one == two:
-            continue
-        at = next((i for i, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
-        gap = None
-        if at < min(len(one), len(two)):
-            values = scores(target, prompt + one[:at], sampling, seeds[row])
-            gap = float(abs(values[one[at]] - values[two[at]]))
-        found.append({"row": row, "token": at, "gap": gap})
-    return found
 
 
 def run(
@@ -102,7 +57,8 @@ def run(
     middle = time.perf_counter()
     speculative = speculative_generate(target, draft, ids, **common, **chain, shape_invariant=invariant)
     end = time.perf_counter()
-    unequal = differences(target, prompts, plain, speculative, sampling, seeds)
+    params = SamplingParams(**sampling)
+    unequal = first_divergences(target, prompts, plain.token_ids, speculative.token_ids, params=params, seeds=seeds)
     return {
         "rows": len(prompts),
         "equal": len(prompts) - len(unequal),
@@ -110,7 +66,7 @@ def run(
         "accepted_length": speculative.metrics.mean_acceptance_length,
         "plain_seconds": middle - start,
         "speculative_seconds": end - middle,
-        "differences": unequal,
+        "differences": [{"row": one.row, "token": one.token, "gap": one.gap} for one in unequal],
     }
 
 

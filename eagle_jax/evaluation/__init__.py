@@ -3,6 +3,8 @@
 from eagle_jax.evaluation.datasets import Dataset as Dataset
 from eagle_jax.evaluation.datasets import Question as Question
 from eagle_jax.evaluation.datasets import find_datasets as find_datasets
+from eagle_jax.evaluation.divergence import Divergence as Divergence
+from eagle_jax.evaluation.divergence import first_divergences as first_divergences
 from eagle_jax.evaluation.report import Report as Report
 from eagle_jax.evaluation.rounds import TracedRound as TracedRound
 from eagle_jax.evaluation.rounds import trace_rounds as trace_rounds
