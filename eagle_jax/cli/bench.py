@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from eagle_jax.models import DraftHead, Llama
 
 TOLERANCE = 0.1
+BACKENDS = ("mosaic_tpu", "mosaic_gpu", "xla_blocked", "xla")
 
 
 def add_parser(commands: Any) -> None:
@@ -56,6 +57,9 @@ def add_parser(commands: Any) -> None:
         type=float,
         metavar="X",
         help="also print speeds at so many tokens a round (synthetic acceptance)",
+    )
+    group.add_argument(
+        "--attention", choices=BACKENDS, help="force a backend of tree attention (default: what suits the shapes)"
     )
     group.add_argument("--no-parts", action="store_true", help="measure whole rounds only")
     group.add_argument(
@@ -97,6 +101,12 @@ def run(options: argparse.Namespace) -> int:
     if isinstance(options.tree, str):
         raise UsageError("--tree auto chooses among shapes, but the bench measures one: give --tree TOTAL,DEPTH,TOP_K")
     target, head, tree, settings = prepare(options)
+
+    if options.attention is not None:
+        from pallas_kernels.tree_attention import backends
+
+        # The whole process measures with one backend: what JAX traced for another one must not be found.
+        backends.ORDER = dict.fromkeys(("cpu", "cuda", "rocm", "tpu"), (options.attention,))
 
     from eagle_jax.measurement import bench
     from eagle_jax.measurement.compare import compare
@@ -170,6 +180,7 @@ def prepare(
             context=options.context,
             tree=None if tree is None else dataclasses.asdict(tree),
             accepted_length=options.accepted_length,
+            attention=options.attention,
             parts=not options.no_parts,
             runs=options.runs,
             steps=options.steps,

@@ -156,7 +156,9 @@ def _seconds(engine: Engine, ladder: Ladder, rung: int, rounds: int) -> float:
     """Of one round, in a run of at most so many."""
     plan, programs = engine.plan, engine.programs
     length = plan.max_length // 2
-    state = at_length(programs.init(engine.weights), length, plan.max_length)
+    state = programs.init(engine.weights)
+    placement = jax.tree.map(lambda x: x.sharding, state)
+    state = jax.device_put(at_length(state, length, plan.max_length), placement)
     assert state.ladder is not None
     costs = jax.device_put(forced(ladder, rung), state.ladder.costs.sharding)
     state = dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))

@@ -48,6 +48,8 @@ class BenchSettings:
     """Shape of the draft trees."""
     accepted_length: float | None
     """Tokens a round for which speeds are computed. Given, not measured: acceptance is synthetic."""
+    attention: str | None = None
+    """Backend of tree attention that was forced; None leaves the choice to the shapes."""
     parts: bool = True
     """Whether the parts of a round are measured."""
     runs: int = 5
@@ -104,7 +106,9 @@ class _Bench:
         )
 
     def state(self, plan: Plan, weights: Weights) -> Any:
-        return loops.at_length(init_state(plan, weights), self.settings.context, self.max_length)
+        state = init_state(plan, weights)
+        placement = jax.tree.map(lambda x: x.sharding, state)
+        return jax.device_put(loops.at_length(state, self.settings.context, self.max_length), placement)
 
     def bandwidth(self) -> float:
         """Bytes a second that copying moves, what is read and what is written together."""

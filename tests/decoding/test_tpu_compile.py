@@ -75,6 +75,13 @@ def test_rounds_of_a_chain() -> None:
 
 
 @pytest.mark.slow
+def test_rounds_of_a_ladder() -> None:
+    """Several shapes of rounds in one program: the caches are still updated in place."""
+    for result in compile_for(",".join(KINDS), "1B", 4, 2, "ladder", timeout=1800).values():
+        check(result)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["v5e", "tpu7x"])
 def test_temporaries_do_not_grow_with_the_context(generation: str) -> None:
     """Neither masks nor scores nor copies: 60 nodes by 30,000 rows more would be megabytes of any of them."""

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state
 from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.models import DraftConfig, Eagle3Head, Llama, LlamaConfig
@@ -26,6 +27,7 @@ from support.tiny import abstract_state, place
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x2", "v6e": "v6e:1x1x1", "tpu7x": "tpu7x:2x2x1"}
 TREES = {"chain": TreeConfig.chain(4), "tree": TreeConfig(total_tokens=60, depth=7, top_k=10)}
+TREES["ladder"] = Ladder((None, TREES["chain"], TREES["tree"]))
 
 # Llama 3.2 1B and Llama 3.1 8B. A few layers take a small vocabulary: the same program, but half the time to compile.
 WIDTHS = {
@@ -47,7 +49,7 @@ WIDTHS = {
 
 
 def compile_round(
-    device: jax.Device, shape: str, layers: int, tree: TreeConfig, slots: int, max_length: int
+    device: jax.Device, shape: str, layers: int, tree: TreeConfig | Ladder, slots: int, max_length: int
 ) -> dict[str, float]:
     """Compiles rounds of a model in bfloat16 with abstract weights; sizes in bytes, seconds."""
     width = WIDTHS[shape]
