@@ -75,7 +75,8 @@ def mosaic_gpu_tree_attention(
 
     packed = queries.reshape(batch, length, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     packed = pad(packed.reshape(batch, kv_heads, rows, head_dim), 2, rows_padded)
-    tail_keys, tail_values = pad(tail_keys, 2, tail_padded), pad(tail_values, 2, tail_padded)
+    # One array for all that is new: XLA makes it in one kernel, rotation and layout included, and three would cost 2 us each.
+    new = jnp.concatenate([packed, pad(tail_keys, 2, tail_padded), pad(tail_values, 2, tail_padded)], axis=2)
     tail_blocks = tail_padded // tail_copied
     optional: dict[str, jax.Array] = {}
     if tail_mask is not None:
@@ -95,6 +96,7 @@ def mosaic_gpu_tree_attention(
         tail_block=tail_block,
         tail_copied=tail_copied,
         tail_blocks=tail_blocks,
+        tail_starts=(rows_padded, rows_padded + tail_padded),
         stored_rows=stored_rows,
         scale=scale,
         soft_cap=soft_cap,
@@ -142,9 +144,9 @@ def mosaic_gpu_tree_attention(
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=1024),
         **({} if interpret is None else {"interpret": interpret}),
     )
-    outs = call(blocks, packed, cache_keys, cache_values, tail_keys, tail_values, *optional.values())
-    mixed = _join(outs[0], outs[1][..., :stored_rows]) if split else outs[0][:, :, 0]
-    mixed = mixed[:, :, :rows].reshape(batch, kv_heads, length, group, head_dim).transpose(0, 2, 1, 3, 4)
+    outs = call(blocks, new, cache_keys, cache_values, *optional.values())
+    mixed = _join(outs[0][:, :, :, :rows], outs[1][..., :rows]) if split else outs[0][:, :, 0, :rows]
+    mixed = mixed.reshape(batch, kv_heads, length, group, head_dim).transpose(0, 2, 1, 3, 4)
     return mixed.reshape(batch, length, query_heads, head_dim).astype(dtype)
 
 
@@ -165,27 +167,23 @@ def check_supported(dtype: Any, cache_dtype: Any, tail_dtype: Any, head_dim: int
 
 
 def _join(outs: jax.Array, sums: jax.Array) -> jax.Array:
-    """Joins shares `[B, Hkv, splits, R, Dh]` with base-2 log-sum-exps `[B, Hkv, splits, R]` in one reduction."""
+    """Joins shares `[B, Hkv, splits, R, Dh]` with base-2 log-sum-exps `[B, Hkv, splits, R]`.
 
-    def merge(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        peak = jnp.maximum(a[0], b[0])
-        left, right = jnp.exp2(a[0] - peak), jnp.exp2(b[0] - peak)
-        return peak, left * a[1] + right * b[1], left * a[2] + right * b[2]
-
-    sums = jnp.broadcast_to(sums[..., None], outs.shape)
-    weights = jnp.ones_like(outs)
-    initial = (jnp.float32(_EMPTY), jnp.float32(0), jnp.float32(0))
-    _, total, mixed = lax.reduce((sums, weights, outs), initial, merge, (2,))
-    return mixed / total
+    The shares are written out as terms, so that XLA makes one elementwise kernel of it together with the reordering that follows.
+    """
+    splits = outs.shape[2]
+    each = [sums[:, :, split, :, None] for split in range(splits)]
+    peak = functools.reduce(jnp.maximum, each)
+    weights = [jnp.exp2(value - peak) for value in each]
+    mixed = [weight * outs[:, :, split] for split, weight in enumerate(weights)]
+    return functools.reduce(jnp.add, mixed) / functools.reduce(jnp.add, weights)
 
 
 def _kernel(
     blocks_ref,
-    q_ref,
+    new_ref,
     k_ref,
     v_ref,
-    tail_k_ref,
-    tail_v_ref,
     *refs,
     q_out_smem,
     k_smem,
@@ -201,6 +199,7 @@ def _kernel(
     tail_block: int,
     tail_copied: int,
     tail_blocks: int,
+    tail_starts: tuple[int, int],
     stored_rows: int,
     scale: float,
     soft_cap: float | None,
@@ -231,30 +230,32 @@ def _kernel(
         if consumers > 1:
             plgpu.set_max_registers(40, action="decrease")
 
-        def load(step, source_k, source_v, at, into):
+        def load(step, source_k, source_v, into):
             slot_index = lax.rem(step, stages)
 
             @pl.when(step >= stages)
             def _():
                 plgpu.barrier_wait(k_free.at[slot_index])
 
-            plgpu.copy_gmem_to_smem(source_k.at[at], into(k_smem, slot_index), k_full.at[slot_index])
+            plgpu.copy_gmem_to_smem(source_k, into(k_smem, slot_index), k_full.at[slot_index])
 
             @pl.when(step >= stages)
             def _():
                 plgpu.barrier_wait(v_free.at[slot_index])
 
-            plgpu.copy_gmem_to_smem(source_v.at[at], into(v_smem, slot_index), v_full.at[slot_index])
+            plgpu.copy_gmem_to_smem(source_v, into(v_smem, slot_index), v_full.at[slot_index])
 
         @pl.loop(0, tail_steps)
         def _tail(i):
-            at = (slot, head, pl.ds(i * tail_copied, tail_copied))
-            load(i, tail_k_ref, tail_v_ref, at, lambda ref, s: ref.at[s, pl.ds(0, tail_copied)])
+            keys, values = (
+                new_ref.at[slot, head, pl.ds(first + i * tail_copied, tail_copied)] for first in tail_starts
+            )
+            load(i, keys, values, lambda ref, s: ref.at[s, pl.ds(0, tail_copied)])
 
         @pl.loop(0, prefix_blocks)
         def _prefix(i):
             at = (slot, head, pl.ds((start + i) * block, block))
-            load(tail_steps + i, k_ref, v_ref, at, lambda ref, s: ref.at[s])
+            load(tail_steps + i, k_ref.at[at], v_ref.at[at], lambda ref, s: ref.at[s])
 
     @pl.when(warpgroup < consumers)
     def _consume():
@@ -262,7 +263,7 @@ def _kernel(
             plgpu.set_max_registers(232, action="increase")
         row0 = tile * tiles.rows + warpgroup * rows
         q, out = q_smem.at[warpgroup], out_smem.at[warpgroup]
-        plgpu.copy_gmem_to_smem(q_ref.at[slot, head, pl.ds(row0, rows)], q, q_full.at[warpgroup])
+        plgpu.copy_gmem_to_smem(new_ref.at[slot, head, pl.ds(row0, rows)], q, q_full.at[warpgroup])
         starts = None
         if starts_ref is not None:
             starts = _load(starts_ref.at[slot, pl.ds(row0, rows)], plgpu.Layout.WGMMA.reduce(1), optimized=False)

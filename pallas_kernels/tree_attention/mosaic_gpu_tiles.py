@@ -6,6 +6,9 @@ import importlib.resources
 import json
 from typing import Any
 
+MOST_SPLITS = 64
+"""Beyond it the terms of the join would be too many for one kernel of XLA's."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiles:
@@ -61,4 +64,4 @@ def _choose_splits(heads: int, tiles: int, values: int, blocks: int) -> int:
         joined = 2 * 4 * splits * heads * values  # float32, written and read
         return run + times["join"] + joined / figures["join_bytes_per_microsecond"]
 
-    return min(range(1, min(blocks, 32) + 1), key=microseconds)
+    return min(range(1, min(blocks, MOST_SPLITS) + 1), key=microseconds)

@@ -6,9 +6,10 @@ products so far, so there is nothing in between.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from pallas_kernels.tree_attention.mosaic_gpu import check_supported, mosaic_gpu_tree_attention
+from pallas_kernels.tree_attention.mosaic_gpu import _join, check_supported, mosaic_gpu_tree_attention
 from pallas_kernels.tree_attention.mosaic_gpu_tiles import choose_tiles, device_figures
 
 
@@ -91,3 +92,14 @@ def test_tiles_fit_into_shared_memory(head_dim: int, rows: int, capacity: int) -
         assert tiles.stages >= 2  # otherwise copies and products could not overlap
         assert ring + output <= device_figures()["shared_memory_bytes"] - 2048
         assert tiles.splits <= max(1, capacity // tiles.block)
+
+
+@pytest.mark.parametrize("splits", [2, 5, 40])
+def test_shares_are_joined_by_log_sum_exp(splits: int) -> None:
+    rng = np.random.default_rng(splits)
+    outs = rng.standard_normal((2, 3, splits, 4, 16)).astype(np.float32)
+    sums = (20 * rng.standard_normal((2, 3, splits, 4))).astype(np.float32)
+    sums[:, :, 0] = -1e30  # a share without a visible row
+    weights = np.exp2(sums.astype(np.float64) - sums.max(2, keepdims=True))
+    wanted = (weights[..., None] * outs).sum(2) / weights.sum(2)[..., None]
+    np.testing.assert_allclose(jax.jit(_join)(outs, sums), wanted, rtol=2e-5, atol=1e-6)
