@@ -52,7 +52,8 @@ class LLM:
     Args:
       model: folder, `.gguf` file or repository of the target; or what `load_target` returned, to which `dtype`, `revision`,
         `download_dir` and `ignore_config_keys` then do not apply.
-      dtype: "auto" (float32 on CPU, bfloat16 on accelerators), "float32", "bfloat16" or "float16".
+      dtype: "auto" (float32 on CPU, float16 on NVIDIA GPUs before Ampere, bfloat16 on other accelerators), "float32", "bfloat16"
+        or "float16".
       revision: branch, tag or commit of the target's repository.
       download_dir: where repositories are kept, instead of the hub's own cache.
       tokenizer: a folder or repository, or a `Tokenizer`, in place of the target's own.

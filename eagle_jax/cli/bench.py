@@ -198,15 +198,13 @@ def make_random(
         raise UsageError("--random-weights makes the draft head too: leave --draft out")
     backend = select_device(options.device)
 
-    import jax.numpy as jnp
-
     from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.loading.dtypes import parse_dtype
     from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry, random_head, random_target
 
     keep_compiled_programs()
     name, config = find_geometry(options.model)
-    automatic = "float32" if backend.platform == "cpu" else "bfloat16"
-    dtype = jnp.dtype(automatic if options.dtype == "auto" else options.dtype)
+    dtype = parse_dtype(options.dtype)
     target = random_target(config, dtype)
     if options.plain_only:
         return target, None, None, (name, None)

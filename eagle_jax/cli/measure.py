@@ -58,7 +58,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tp", type=integer(1), default=1, metavar="N", help="devices that share the weights (default: 1)"
     )
-    group.add_argument("--dtype", choices=DTYPES, help="auto is float32 on CPU and bfloat16 elsewhere (default: auto)")
+    group.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="auto, the default, is float32 on CPU, float16 on GPUs before Ampere, bfloat16 elsewhere",
+    )
     group.add_argument("--device", choices=DEVICES, help="fail unless there is one (default: what JAX chooses)")
     group.add_argument(
         "--max-model-len",

@@ -72,7 +72,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="the draft head: a folder, a repository, or the name of a released head",
     )
     group.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="auto is float32 on CPU and bfloat16 elsewhere (default)"
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="auto is float32 on CPU, float16 on GPUs before Ampere, bfloat16 elsewhere",
     )
     group.add_argument("--device", choices=DEVICES, help="fail unless there is one (default: what JAX chooses)")
     group.add_argument(

@@ -408,9 +408,12 @@ class Engine:
             prompt = len(entry.request.prompt)
             output = host.tokens[slot, prompt : host.lengths[slot] + 1].tolist()
             if NO_TOKEN in output:
+                advice = ""
+                if self._target_dtype == np.float16:
+                    advice = ", as happens when activations leave the range of float16; load the target in float32 or bfloat16"
                 raise FloatingPointError(
                     f"no token of prompt {entry.index} has a probability at position {prompt + output.index(NO_TOKEN)}: the "
-                    "target's logits are NaN or all -inf there"
+                    f"target's logits are NaN or all -inf there{advice}"
                 )
             entry.done = host.finish[slot] != RUNNING or entry.index in self._aborted
             new = output[entry.emitted :]

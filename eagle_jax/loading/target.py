@@ -71,7 +71,8 @@ def load_target(
 
     Args:
       path_or_repo: a folder with config.json and safetensors or torch weights, a `.gguf` file, or a repository of the model hub.
-      dtype: "auto" (float32 on CPU, bfloat16 on accelerators), "float32", "bfloat16", "float16", or one of these dtypes.
+      dtype: "auto" (float32 on CPU, float16 on NVIDIA GPUs before Ampere, bfloat16 on other accelerators), "float32", "bfloat16",
+        "float16", or one of these dtypes.
       revision: branch, tag or commit of a repository.
       download_dir: where repositories are kept, instead of the hub's own cache.
       ignore_config_keys: unknown keys of config.json, or settings in its blocks such as "rope_scaling.attn_factor" (or keys

@@ -135,13 +135,6 @@ def test_dtypes(saved):
         load_target(saved, dtype=None)
 
 
-def test_auto_is_bfloat16_on_accelerators(monkeypatch):
-    from eagle_jax.loading.dtypes import parse_dtype
-
-    monkeypatch.setattr("jax.default_backend", lambda: "tpu")
-    assert parse_dtype("auto").name == "bfloat16"
-
-
 def test_values_beyond_float16_are_refused(copy):
     def edit(tensors):
         tensors["model.norm.weight"][3] = 1e5
