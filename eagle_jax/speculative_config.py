@@ -27,7 +27,7 @@ _ADVICE = {
     "quantization": "give an unquantised head",
     "code_revision": "no code is ever taken from a checkpoint",
     "speculative_token_tree": "give it as tree",
-    "disable_by_batch_size": "speculation is on for every batch size; use an LLM without speculative_config for large batches",
+    "disable_by_batch_size": "give tree 'auto', which decodes plainly wherever that is faster",
     "parallel_drafting": "heads that draft all tokens in one pass are not supported",
     "prompt_lookup_max": "n-gram lookup is not supported; give an EAGLE head as model",
     "prompt_lookup_min": "n-gram lookup is not supported; give an EAGLE head as model",
