@@ -180,14 +180,14 @@ def default_tree(draft: "Draft") -> TreeConfig:
 
 
 def default_ladder(draft: "Draft", platform: str) -> Ladder:
-    """The rungs of "auto": plain decoding, short chains and trees; on a CPU, where every row of a forward costs time, small ones.
+    """The rungs of "auto": plain decoding, short chains and trees; on a CPU, where every row of a forward costs time, no trees.
 
     Args:
       draft: the loaded head. Trees are made smaller where it has few tokens to choose from.
       platform: "cpu", "gpu" or "tpu".
     """
     if platform == "cpu":
-        trees = [TreeConfig.chain(1), TreeConfig.chain(2), TreeConfig.chain(3), _tree(draft, 8, 2, 3)]
+        trees = [TreeConfig.chain(1), TreeConfig.chain(2), TreeConfig.chain(3)]
     else:
         largest = DEFAULT_TREES[draft.config.method]
         sizes = (largest.total_tokens, largest.depth, largest.top_k)
