@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from eagle_jax import __version__
-from eagle_jax.cli import bench, calibrate, convert, demo, eval, generate, inspect, sweep, synthesize, train
+from eagle_jax.cli import bench, calibrate, convert, demo, eval, generate, inspect, plan, sweep, synthesize, train
 
 TRACEBACK = "EAGLE_JAX_TRACEBACK"
 
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (demo, generate, inspect, convert, eval, sweep, bench, calibrate, synthesize, train):
+    for module in (demo, generate, inspect, convert, eval, sweep, bench, calibrate, plan, synthesize, train):
         module.add_parser(commands)
     return parser
 

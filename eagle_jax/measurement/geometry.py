@@ -8,9 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
 
+from eagle_jax.decoding.placement import path_name
 from eagle_jax.models import DraftConfig, DraftHead, Llama, LlamaConfig, make_head
 from eagle_jax.models.eagle_config import default_capture_layers
+from eagle_jax.parallel.mesh import model_shards
+from eagle_jax.parallel.partition import module_sharding
 
 _LLAMA_3: dict[str, Any] = {
     "num_key_value_heads": 8,
@@ -89,17 +93,17 @@ def _capture_layers(layers: int) -> tuple[int, ...]:
         return tuple(sorted({0, layers // 2, layers}))
 
 
-def random_target(config: LlamaConfig, dtype: jnp.dtype) -> Llama:
-    """A target with random weights, made on the default device one array at a time."""
-    return _random(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
+def random_target(config: LlamaConfig, dtype: jnp.dtype, mesh: Mesh | None = None) -> Llama:
+    """A target with random weights, made on the default device, or on those of a mesh, one array at a time."""
+    shards = model_shards(mesh)
+    return _random(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0), shards=shards), mesh, shards)
 
 
-def random_head(config: DraftConfig, dtype: jnp.dtype) -> DraftHead:
-    """A draft head with random weights; see `random_target`."""
-    return _random(lambda: make_head(config, dtype=dtype, rngs=nnx.Rngs(0)))
+def random_head(config: DraftConfig, dtype: jnp.dtype, mesh: Mesh | None = None, shards: int = 1) -> DraftHead:
+    """A draft head with random weights, over as many shards; see `random_target`."""
+    return _random(lambda: make_head(config, dtype=dtype, rngs=nnx.Rngs(0), shards=shards), mesh, shards)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
 def _weights(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     if not jnp.issubdtype(dtype, jnp.floating):
         return jnp.arange(shape[0], dtype=dtype)  # a vocabulary map
@@ -108,8 +112,17 @@ def _weights(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return 0.02 * jax.random.normal(jax.random.key(seed), shape, dtype)
 
 
-def _random(make: Any) -> Any:
+@functools.cache
+def _maker(sharding: NamedSharding | None) -> Any:
+    return jax.jit(_weights, static_argnums=(1, 2), out_shardings=sharding)
+
+
+def _random(make: Any, mesh: Mesh | None, shards: int) -> Any:
     graph, abstract = nnx.split(nnx.eval_shape(make))
-    leaves, structure = jax.tree.flatten(abstract)
-    filled = [_weights(seed, leaf.shape, jnp.dtype(leaf.dtype)) for seed, leaf in enumerate(leaves)]
+    leaves, structure = jax.tree_util.tree_flatten_with_path(abstract)
+    place = None if mesh is None else module_sharding(mesh, shards)
+    filled = [
+        _maker(None if place is None else place(path_name(path), leaf.shape))(seed, leaf.shape, jnp.dtype(leaf.dtype))
+        for seed, (path, leaf) in enumerate(leaves)
+    ]
     return nnx.merge(graph, jax.tree.unflatten(structure, filled))

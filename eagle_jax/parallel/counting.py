@@ -15,6 +15,9 @@ _OPCODE = re.compile(r"(?:^|[\s)}\]])([a-z][a-z0-9\-]*)\(")
 _CALLED = re.compile(r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_CONSTANT = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_BOUND = re.compile(r"^\s+ROOT %?[\w.\-]+ = pred\[\]\S* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 
 
@@ -23,8 +26,12 @@ class _Computation:
     """What one computation does itself, and which others it runs, how often."""
 
     own: collections.Counter[tuple[str, str]] = dataclasses.field(default_factory=collections.Counter)
-    runs: list[tuple[tuple[str, ...], int]] = dataclasses.field(default_factory=list)
-    """Computations of which the one with the most collectives counts, and the times it is run."""
+    runs: list[tuple[tuple[str, ...], int | str]] = dataclasses.field(default_factory=list)
+    """Computations of which the one with the most collectives counts, and the times it is run: a number, or the computation that
+    says whether to go on."""
+    constants: dict[str, int] = dataclasses.field(default_factory=dict)
+    bound: int | None = None
+    """If it says whether a counter is below a constant: that constant."""
 
 
 def count_collectives(text: str) -> dict[str, dict[str, int]]:
@@ -49,6 +56,8 @@ def count_collectives(text: str) -> dict[str, dict[str, int]]:
             for names, times in computations[name].runs:
                 branches = [total(branch) for branch in names if branch in computations]
                 most = max(branches, key=lambda counter: counter.total(), default=collections.Counter())
+                if isinstance(times, str):
+                    times = computations[times].bound or 1 if times in computations else 1
                 found.update({key: times * count for key, count in most.items()})
             known[name] = found
         return known[name]
@@ -73,6 +82,10 @@ def _parse(text: str) -> tuple[dict[str, _Computation], str]:
             if line.startswith("ENTRY"):
                 entry = header[1]
         elif current is not None and (instruction := _INSTRUCTION.match(line)):
+            if constant := _CONSTANT.match(line):
+                current.constants[constant[1]] = int(constant[2])
+            if bound := _BOUND.match(line):
+                current.bound = current.constants.get(bound[1])
             _note(current, instruction[1])
     if not entry:
         raise ValueError("text has no ENTRY computation: it is not that of a compiled program")
@@ -90,8 +103,11 @@ def _note(computation: _Computation, instruction: str) -> None:
         part = next((part for part in path if part in PARTS), "other")
         computation.own[part, kind] += 1
         return
-    trips = _TRIPS.search(instruction)
-    times = int(trips[1]) if trips and opcode[1] == "while" else 1
+    times: int | str = 1
+    if opcode[1] == "while":
+        # XLA writes the number of turns down where it knows it; for TPUs it is left in the condition of `lax.scan`.
+        trips, condition = _TRIPS.search(instruction), _CONDITION.search(instruction)
+        times = int(trips[1]) if trips else condition[1] if condition else 1
     if opcode[1] == "conditional":
         names = [name.strip().lstrip("%") for found in _BRANCHES.findall(instruction) for name in found.split(",")]
         computation.runs.append((tuple(names + _CALLED.findall(instruction)), 1))

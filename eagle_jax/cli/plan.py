@@ -1,0 +1,149 @@
+"""`eagle-jax plan`: whether a model fits onto a TPU topology, and what its devices say to each other, without having one."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.cli import options as shared
+from eagle_jax.cli.runtime import select_device, stage
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
+    parser = commands.add_parser(
+        "plan",
+        help="compile a round for a TPU topology without the hardware; memory a chip, whether it fits, collectives",
+        description="Compile a round of speculative decoding for TPUs that are only named, with libtpu (pip install "
+        "'eagle-jax[tpu]'), and print the memory of each device, whether it fits, and the collectives of a round. No weight is "
+        "loaded. Exit code 1 if it does not fit.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="CONFIG",
+        help="a config.json or the folder of one, or a published geometry: 135M, 1B, 3B, 8B, 70B",
+    )
+    parser.add_argument(
+        "--draft",
+        metavar="CONFIG",
+        help="the folder of a draft head (default: an EAGLE-3 head of one layer of the target's width)",
+    )
+    parser.add_argument("--plain", action="store_true", help="plain decoding, without a draft head")
+    parser.add_argument(
+        "--topology",
+        required=True,
+        metavar="NAME",
+        help="GENERATION:AxB or GENERATION:AxBxC, e.g. v5e:2x2, v5p:2x2x2, v6e:2x4x1, tpu7x:2x2x1",
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "--tp",
+        type=shared.integer(1),
+        metavar="N",
+        help="devices that share the weights (default: all of the topology)",
+    )
+    parser.add_argument(
+        "--draft-tensor-parallel-size",
+        "--draft-tp",
+        type=shared.integer(1),
+        metavar="N",
+        help="1 or the same (default)",
+    )
+    parser.add_argument(
+        "--data-parallel-size",
+        "--dp",
+        type=shared.integer(1),
+        default=1,
+        metavar="N",
+        help="groups of so many devices (default: 1)",
+    )
+    shared.add_draft_shape_options(parser)
+    parser.add_argument("--batch", type=shared.integer(1), default=8, metavar="B", help="sequences (default: 8)")
+    parser.add_argument(
+        "--max-model-len", type=shared.integer(2), default=4096, metavar="N", help="tokens of each (default: 4096)"
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the report; 1 if the model does not fit."""
+    # libtpu reads these when it is loaded, and JAX must not look for a TPU.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    select_device("cpu")
+
+    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.measurement.ahead import Placement, compile_ahead, topology_devices
+    from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry
+
+    name, target = find_geometry(options.model)
+    head, tree = None, None
+    if options.plain and (options.draft or options.num_speculative_tokens or options.tree):
+        raise ValueError("--plain excludes --draft, --num-speculative-tokens and --tree")
+    if not options.plain:
+        head = eagle3_head_of(target) if options.draft is None else _head(Path(options.draft), target)
+        tree = TreeConfig(total_tokens=60, depth=7, top_k=10)
+        if options.num_speculative_tokens is not None:
+            tree = TreeConfig.chain(options.num_speculative_tokens)
+        elif options.tree is not None:
+            tree = TreeConfig(**options.tree)
+    devices = topology_devices(options.topology)
+    shards = options.tensor_parallel_size or max(1, len(devices) // options.data_parallel_size)
+    placement = Placement(
+        tensor_parallel_size=shards,
+        draft_tensor_parallel_size=options.draft_tensor_parallel_size or shards,
+        data_parallel_size=options.data_parallel_size,
+        batch=options.batch,
+        max_model_len=options.max_model_len,
+        dtype=options.dtype,
+    )
+    with stage(f"Compiling for {options.topology}", quiet=options.json):
+        report = compile_ahead(target, head, tree, placement, devices)
+    report = {"model": name, "topology": options.topology, "settings": vars(placement), **report}
+    print(json.dumps(report, indent=2) if options.json else to_text(report))
+    return 1 if report["fits"] is False else 0
+
+
+def to_text(report: dict[str, Any]) -> str:
+    """The report for people."""
+    settings = report["settings"]
+    lines = [
+        f"{report['model']} on {report['topology']}: {report['devices']} x {report['device']}, tensor parallel "
+        f"{settings['tensor_parallel_size']} (draft head {settings['draft_tensor_parallel_size']}), data parallel "
+        f"{settings['data_parallel_size']}",
+        f"  {settings['batch']} sequences of {settings['max_model_len']} tokens, {settings['dtype']}",
+        f"  of each device: target {_gib(report['target_bytes'])}, draft head {_gib(report['draft_bytes'])}, caches "
+        f"{_gib(report['cache_bytes'])}",
+    ]
+    limit = "of unknown memory" if report["device_bytes"] is None else f"of {_gib(report['device_bytes'])}"
+    if "total_bytes" in report:
+        lines.append(f"  temporaries {_gib(report['temporary_bytes'])}; all {_gib(report['total_bytes'])} {limit}")
+        collectives = {part: sum(kinds.values()) for part, kinds in report["collectives"].items()}
+        told = ", ".join(f"{part} {count}" for part, count in collectives.items()) or "none"
+        lines.append(f"  collectives a round: {sum(collectives.values())} ({told})")
+    fits = {True: "it fits", False: "it does NOT fit", None: "whether it fits is not known"}[report["fits"]]
+    lines.append(f"  {fits}" + (f": {report['reason']}" if "reason" in report else ""))
+    lines.append(f"  compiled in {report['compile_seconds']:.0f} s")
+    return "\n".join(lines)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _head(path: Path, target: Any) -> Any:
+    from eagle_jax.cli.session import find_head
+    from eagle_jax.loading.draft import open_draft, plan_draft
+    from eagle_jax.loading.draft_reader import TargetShape
+    from eagle_jax.loading.hub import resolve
+
+    source, config = open_draft(resolve(find_head(str(path))))
+    shape = TargetShape(
+        hidden_size=target.hidden_size, vocab_size=target.vocab_size, num_hidden_layers=target.num_hidden_layers
+    )
+    return plan_draft(source, config, shape).config

@@ -1,0 +1,157 @@
+"""A round compiled for devices that are not there: what memory it takes on each, whether that fits, and its collectives."""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from eagle_jax.decoding.loop import Plan, Weights, decode
+from eagle_jax.decoding.placement import everywhere, placed
+from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.models import DraftConfig, Llama, LlamaConfig, make_head
+from eagle_jax.parallel.counting import count_collectives
+from eagle_jax.parallel.mesh import make_mesh
+from eagle_jax.parallel.partition import check_divisible
+
+DEVICE_BYTES = {"TPU v5 lite": 16 * 2**30, "TPU v5": 95 * 2**30, "TPU v6 lite": 32 * 2**30, "TPU7x": 96 * 2**30}
+"""Memory of a device by the beginning of its kind; a TPU7x chip is two devices."""
+
+TOPOLOGIES = ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v6e:1x1x1", "v6e:2x4x1", "v5p:2x2x2", "tpu7x:2x2x1")
+"""Names that libtpu is known to take; there are others."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How the work is split, and how much of it there is."""
+
+    tensor_parallel_size: int
+    draft_tensor_parallel_size: int
+    data_parallel_size: int
+    batch: int
+    """Sequences decoded side by side, by all groups together."""
+    max_model_len: int
+    """Tokens of the longest sequence, prompt and output."""
+    dtype: str
+
+
+def topology_devices(topology: str) -> list[Any]:
+    """The devices of a TPU topology, such as "v5p:2x2x2"; libtpu must be installed, a TPU is not needed.
+
+    Raises:
+      ValueError: libtpu is missing or does not know the topology.
+    """
+    from jax.experimental import topologies
+
+    try:
+        return list(topologies.get_topology_desc(topology, "tpu").devices)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"topology {topology!r} cannot be had: it is GENERATION:AxB or GENERATION:AxBxC, such as {', '.join(TOPOLOGIES)}, "
+            f"and needs pip install 'eagle-jax[tpu]' ({reason})"
+        ) from error
+
+
+def compile_ahead(
+    target: LlamaConfig,
+    head: DraftConfig | None,
+    tree: TreeConfig | StaticTree | None,
+    placement: Placement,
+    devices: list[Any],
+) -> dict[str, Any]:
+    """Compiles the program that decodes rounds, with weights that are shapes alone.
+
+    Args:
+      target: the target.
+      head: the draft head; None is plain decoding.
+      tree: shape of the draft trees; None exactly when there is no head.
+      placement: how the work is split.
+      devices: real ones or those of a topology.
+
+    Returns:
+      Bytes of one device, whether they fit, collectives of a round by part and kind, and the seconds that compiling took; what
+      can be written as JSON.
+
+    Raises:
+      ValueError: numbers that do not divide, or too few devices.
+    """
+    shards, draft_shards = placement.tensor_parallel_size, placement.draft_tensor_parallel_size
+    check_divisible(target, shards, whose="the target")
+    if draft_shards not in (1, shards):
+        raise ValueError(f"draft_tensor_parallel_size must be 1 or tensor_parallel_size {shards}, got {draft_shards}")
+    if placement.batch % placement.data_parallel_size:
+        raise ValueError(f"batch {placement.batch} is no multiple of data_parallel_size {placement.data_parallel_size}")
+    mesh = make_mesh(shards, placement.data_parallel_size, devices=devices)
+    assert mesh is not None
+    dtype = jnp.dtype(placement.dtype)
+    if head is not None and draft_shards < shards:
+        head = dataclasses.replace(head, own_embedding=True, own_lm_head=True)  # as `load_draft` copies them
+    target_def, target_state = nnx.split(
+        nnx.eval_shape(lambda: Llama(target, dtype=dtype, rngs=nnx.Rngs(0), shards=shards))
+    )
+    head_def, head_state = None, None
+    if head is not None:
+        made = head
+        head_def, head_state = nnx.split(
+            nnx.eval_shape(lambda: make_head(made, dtype=dtype, rngs=nnx.Rngs(0), shards=draft_shards))
+        )
+    plan = Plan(
+        target_def=target_def,
+        head_def=head_def,
+        tree=tree,
+        slots=placement.batch,
+        max_length=placement.max_model_len,
+        prefill_chunk=256,
+        mesh=mesh,
+    )
+    weights = Weights(target_state, head_state)
+    weights = placed(weights, plan.specs(weights)[0], mesh)
+    state = plan.state_shapes(weights)
+    steering = (np.ones((plan.slots,), bool), np.int32(1), np.bool_(False))
+    kind = devices[0].device_kind
+    limit = next((size for name, size in DEVICE_BYTES.items() if kind.startswith(name)), None)
+    if kind.startswith("TPU v5 lite"):
+        limit = DEVICE_BYTES["TPU v5 lite"]
+    report: dict[str, Any] = {
+        "device": kind,
+        "devices": int(mesh.size),
+        "device_bytes": limit,
+        "target_bytes": _local_bytes(weights.target),
+        "draft_bytes": _local_bytes(weights.head),
+        "cache_bytes": _local_bytes((state.target_cache, state.draft.cache)),
+    }
+    start = time.perf_counter()
+    lowered = decode.lower(plan, weights, state, *everywhere(steering, mesh))
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return report | {
+            "fits": False,
+            "reason": " ".join(str(error).split())[:300],
+            "compile_seconds": time.perf_counter() - start,
+        }
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None
+    assert text is not None
+    used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    used += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return report | {
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "total_bytes": used,
+        "fits": None if limit is None else used <= limit,
+        "collectives": count_collectives(text),
+        "compile_seconds": time.perf_counter() - start,
+    }
+
+
+def _local_bytes(tree: Any) -> int:
+    """Bytes on one device."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
