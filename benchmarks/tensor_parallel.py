@@ -46,6 +46,7 @@ from eagle_jax.parallel import make_mesh
 from eagle_jax.parallel.counting import count_collectives, total_of
 
 TREE = TreeConfig(total_tokens=60, depth=7, top_k=10)
+SMALL_TREE = TreeConfig(total_tokens=24, depth=3, top_k=5)
 ROOM = 768
 TINY = LlamaConfig(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8,
@@ -185,45 +186,66 @@ def measure_case(shape: str, tp: int, args: argparse.Namespace, say: Any, deadli
     return result
 
 
-def same_tokens(sizes: list[int], say: Any) -> list[dict[str, Any]]:
+def same_tokens(sizes: list[int], compilers: int, say: Any) -> list[dict[str, Any]]:
     """Small models in float32: greedy tokens of plain and speculative decoding at every size against one device."""
     found = []
-    with jax.default_matmul_precision("highest"):
+    rng = np.random.default_rng(0)
+    requests = [Request(prompt=rng.integers(0, 97, 20).tolist(), max_new_tokens=100) for _ in range(8)]
+    jax.config.update("jax_default_matmul_precision", "highest")
+    try:
         for kv_heads in (8, 1):
-            target = llama_config(
-                vocab_size=97, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=8,
-                num_key_value_heads=kv_heads, head_dim=64,
-            )  # fmt: skip
-            head = draft_config(
-                target, draft_vocab_size=53, num_attention_heads=8, num_key_value_heads=kv_heads, head_dim=64,
-                intermediate_size=256, own_embedding=True, capture_layers=(0, 2, 4),
-            )  # fmt: skip
-            models = random_llama(target, 0), small_head(head, 1)
+            models = small_models(kv_heads)
             reference = Float64Llama(models[0])
-            rng = np.random.default_rng(0)
-            requests = [Request(prompt=rng.integers(0, 97, 20).tolist(), max_new_tokens=100) for _ in range(8)]
-            wanted = None
+            engines = {}
             for tp in sorted({1, *sizes}):
                 mesh = make_mesh(tp)
-                spread = spread_module(models[0], mesh), spread_module(models[1], mesh)
-                for tree in (None, TREE):
-                    ties = NearTies(lambda tokens, reference=reference: reference(tokens)[0][-1])
-                    engine = Engine(
-                        spread[0], None if tree is None else spread[1], tree=tree, slots=8, max_length=256,
-                        prefill_chunk=32, mesh=mesh,
-                    )  # fmt: skip
-                    tokens: list[list[int]] = [[] for _ in requests]
-                    for updates in engine.serve(requests):
-                        for update in updates:
-                            tokens[update.index] += update.token_ids
-                    wanted = wanted or tokens
+                target, head = spread_module(models[0], mesh), spread_module(models[1], mesh)
+                for tree in (None, SMALL_TREE):
+                    engines[tp, tree] = Engine(
+                        target,
+                        None if tree is None else head,
+                        tree=tree,
+                        slots=8,
+                        max_length=256,
+                        prefill_chunk=32,
+                        mesh=mesh,
+                    )
+            with concurrent.futures.ThreadPoolExecutor(compilers) as pool:
+                list(pool.map(Engine.compile, engines.values()))
+            wanted = None
+            for (tp, tree), engine in engines.items():
+                ties = NearTies(lambda tokens, reference=reference: reference(tokens)[0][-1])
+                tokens: list[list[int]] = [[] for _ in requests]
+                for updates in engine.serve(requests):
+                    for update in updates:
+                        tokens[update.index] += update.token_ids
+                wanted = wanted or tokens
+                try:
                     equal = [ties.compare(a, b, r.prompt) for a, b, r in zip(tokens, wanted, requests, strict=True)]
-                    row = {"kv_heads": kv_heads, "tp": tp, "tree": tree is not None, "equal": sum(equal), "of": len(equal),
-                           "near_ties": ties.ties}  # fmt: skip
-                    found.append(row)
-                    say(f"float32, {kv_heads} key/value heads, tp {tp}, {'tree' if tree else 'plain'}: "
-                        f"{sum(equal)} of {len(equal)} the same, {ties.ties} near-ties")  # fmt: skip
+                    row = {"equal": sum(equal), "of": len(equal), "near_ties": ties.ties}
+                except AssertionError as error:
+                    row = {"error": str(error)}
+                found.append({"kv_heads": kv_heads, "tp": tp, "tree": tree is not None, **row})
+                say(f"float32, {kv_heads} key/value heads, tp {tp}, {'tree' if tree else 'plain'}: {row}")
+    finally:
+        jax.config.update("jax_default_matmul_precision", None)
     return found
+
+
+def small_models(kv_heads: int) -> tuple[Any, Any]:
+    target = llama_config(
+        vocab_size=97, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=8,
+        num_key_value_heads=kv_heads, head_dim=64,
+    )  # fmt: skip
+    head = draft_config(
+        target,
+        draft_vocab_size=53,
+        num_attention_heads=8,
+        num_key_value_heads=kv_heads,
+        head_dim=64,
+        intermediate_size=256,
+    )
+    return random_llama(target, 0), small_head(head, 1)
 
 
 def main() -> None:
@@ -263,7 +285,7 @@ def main() -> None:
         (args.out / "tensor_parallel.json").write_text(json.dumps(report, indent=1))
 
     if not args.skip_tokens:
-        report["same_tokens"] = same_tokens([tp for _, tp in cases], say)
+        report["same_tokens"] = same_tokens([tp for _, tp in cases], args.compilers, say)
         write()
     for shape, tp in cases:
         if time.perf_counter() > deadline:
