@@ -95,5 +95,5 @@ print("the same tokens:", texts[1] == texts[3])
 # ## What to expect on real devices
 #
 # Each layer of the target adds two sums over all devices. Within one host they are cheap beside reading the weights of a large model; a small
-# model is slower on several devices than on one. The draft head stays whole on each device by default
-# (`draft_tensor_parallel_size=1`), so drafting communicates nothing.
+# model is slower on several devices than on one. The draft head is split like the target by default; with
+# `draft_tensor_parallel_size` 1 it stays whole on each device, and drafting communicates nothing.
