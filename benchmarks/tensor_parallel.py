@@ -109,10 +109,15 @@ class Case:
     def lower(self, job: Job) -> tuple[Engine, jax.stages.Lowered]:
         engine = self.engine(job)
         plan, weights = engine.plan, engine.weights
-        jax.clear_caches()  # a trace without collectives must not be taken for one with them
         steering = everywhere((np.ones((job.batch,), bool), np.int32(1), np.bool_(False)), plan.mesh)
-        with contextlib.nullcontext() if job.collectives else without_collectives(self.tp):
-            return engine, decode.lower(plan, weights, plan.state_shapes(weights), *steering)
+        arguments = (plan, weights, plan.state_shapes(weights), *steering)
+        if job.collectives:
+            return engine, decode.lower(*arguments)
+        jax.clear_caches()  # a trace without collectives must not be taken for one with them, nor the other way round
+        with without_collectives(self.tp):
+            lowered = decode.lower(*arguments)
+        jax.clear_caches()
+        return engine, lowered
 
     def time(self, engine: Engine, program: Any, job: Job) -> loops.Measured:
         plan, weights = engine.plan, engine.weights
@@ -133,17 +138,19 @@ class Case:
 
 
 def jobs_of(tp: int, batches: list[int]) -> list[Job]:
-    jobs = []
-    for batch in batches:
-        jobs += [Job("plain", batch, None), Job("round", batch, tp)]
-        if tp > 1:
-            jobs.append(Job("round, draft tp 1", batch, 1))
-            jobs.append(Job("plain, no collectives", batch, None, collectives=False))
-            jobs.append(Job("round, no collectives", batch, tp, collectives=False))
+    """Those that matter most first; what is done with one batch alone is done with the first."""
+    jobs = [job for batch in batches for job in (Job("plain", batch, None), Job("round", batch, tp))]
+    if tp > 1:
+        jobs.append(Job("round, draft tp 1", batches[0], 1))
+        jobs.append(Job("round, no collectives", batches[0], tp, collectives=False))
+        jobs.append(Job("plain, no collectives", batches[0], None, collectives=False))
     return jobs
 
 
-def measure_case(shape: str, tp: int, args: argparse.Namespace, say: Any, deadline: float) -> dict[str, Any]:
+def measure_case(
+    shape: str, tp: int, args: argparse.Namespace, say: Any, deadline: float, cases: list[Any], write: Any
+) -> None:
+    """Adds what it measures to `cases`, and writes after every row."""
     start = time.perf_counter()
     case = Case(shape, tp, args.context, args.runs, args.steps)
     jax.block_until_ready([x[...] for x in (case.target.embed.weight, case.target.norm.weight)])
@@ -151,6 +158,7 @@ def measure_case(shape: str, tp: int, args: argparse.Namespace, say: Any, deadli
     device = jax.devices()[0]
     options = CPU_COMPILER_OPTIONS if device.platform == "cpu" else None
     result: dict[str, Any] = {"shape": shape, "tp": tp, "rows": []}
+    cases.append(result)
     jobs = jobs_of(tp, args.batch)
     with concurrent.futures.ThreadPoolExecutor(args.compilers) as pool:
         pending = []
@@ -172,18 +180,18 @@ def measure_case(shape: str, tp: int, args: argparse.Namespace, say: Any, deadli
                 "argument_bytes": memory.argument_size_in_bytes, "temporary_bytes": memory.temp_size_in_bytes,
             })  # fmt: skip
             say(f"{shape} tp {tp} batch {job.batch}, {job.name}: {measured.ms:.3f} ms, {total_of(counts)} collectives")
-    times = {(row["what"], row["batch"]): row["ms"] for row in result["rows"]}
-    result["share_of_collectives"] = {
-        f"{what}, batch {batch}": 1 - times[f"{what}, no collectives", batch] / ms
-        for (what, batch), ms in times.items()
-        if (f"{what}, no collectives", batch) in times
-    }
-    stats = device.memory_stats() or {}
-    result["peak_bytes_in_use"] = stats.get("peak_bytes_in_use")
+            times = {(row["what"], row["batch"]): row["ms"] for row in result["rows"]}
+            result["share_of_collectives"] = {
+                f"{what}, batch {batch}": 1 - times[f"{what}, no collectives", batch] / ms
+                for (what, batch), ms in times.items()
+                if (f"{what}, no collectives", batch) in times
+            }
+            stats = device.memory_stats() or {}
+            result["peak_bytes_in_use"] = stats.get("peak_bytes_in_use")
+            write()
     result["target_bytes_a_device"] = sum(
         x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(case.engine(jobs[0]).weights.target)
     )
-    return result
 
 
 def same_tokens(sizes: list[int], compilers: int, say: Any) -> list[dict[str, Any]]:
@@ -291,8 +299,7 @@ def main() -> None:
         if time.perf_counter() > deadline:
             report["skipped"].append(f"{shape} tp {tp}")
             continue
-        report["cases"].append(measure_case(shape, tp, args, say, deadline))
-        write()
+        measure_case(shape, tp, args, say, deadline, report["cases"], write)
     write()
     say(f"written to {args.out / 'tensor_parallel.json'}")
 
