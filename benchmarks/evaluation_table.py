@@ -6,8 +6,8 @@ FOLDER holds mt_bench.jsonl, humaneval.jsonl, gsm8k.jsonl, alpaca.jsonl, qa.json
 with the package need no file, and `--sets` names fewer. There are two stages, each an `eagle-jax eval` whose rows are in OUT:
 *acceptance*, many requests side by side, every prompt, both turns of MT-bench; and *speed*, one request at a time, some prompts
 of each set, against plain decoding. Nothing is begun after `--time-limit` seconds: then the exit code is 1, and the same command
-goes on. At the end OUT/table.json and OUT/table.md hold both. `--tiny` takes two prompts of each set and 32 tokens, to see that
-everything works.
+goes on. At the end OUT/table.json and OUT/table.md hold both. `--tiny` takes two prompts of each set, 32 tokens and small
+shapes, to see that everything works.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from eagle_jax.cli import main as command
 
 SETS = ("mt_bench", "humaneval", "gsm8k", "alpaca", "qa", "sum", "spec_bench")
 SHAPES = ["--num-spec-tokens", "3", "5", "--tree", "60,7,10"]
+TINY = ["--num-spec-tokens", "3", "--tree", "8,2,3"]
 
 
 def stage(args: argparse.Namespace, name: str, options: list[str], deadline: float) -> bool:
@@ -27,7 +28,7 @@ def stage(args: argparse.Namespace, name: str, options: list[str], deadline: flo
     left = deadline - time.perf_counter()
     arguments = [
         "eval", "--model-dir", str(args.target), "--eagle-dir", args.draft, "--dataset-name", *args.sets,
-        *(["--dataset-path", str(args.data)] if args.data else []), *SHAPES, "--temp", *map(str, args.temperatures),
+        *(["--dataset-path", str(args.data)] if args.data else []), *(TINY if args.tiny else SHAPES), "--temp", *map(str, args.temperatures),
         "--max-model-len", str(args.max_model_len), "--output", str(args.out / name), "--time-limit", f"{max(0.0, left):.0f}",
         *(["--dtype", args.dtype] if args.dtype else []), *options,
     ]  # fmt: skip

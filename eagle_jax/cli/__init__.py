@@ -1,3 +1,3 @@
-"""The `eagle-jax` command: `demo`, `generate`, `inspect`."""
+"""The `eagle-jax` command; `eagle_jax.cli.app` lists what it can do."""
 
 from eagle_jax.cli.app import main as main
