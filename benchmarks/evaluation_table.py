@@ -28,8 +28,9 @@ def stage(args: argparse.Namespace, name: str, options: list[str], deadline: flo
     left = deadline - time.perf_counter()
     arguments = [
         "eval", "--model-dir", str(args.target), "--eagle-dir", args.draft, "--dataset-name", *args.sets,
-        *(["--dataset-path", str(args.data)] if args.data else []), *(TINY if args.tiny else SHAPES), "--temp", *map(str, args.temperatures),
-        "--max-model-len", str(args.max_model_len), "--output", str(args.out / name), "--time-limit", f"{max(0.0, left):.0f}",
+        *(["--dataset-path", str(args.data)] if args.data else []), *(TINY if args.tiny else SHAPES),
+        "--temp", *map(str, args.temperatures), "--max-model-len", str(args.max_model_len),
+        "--output", str(args.out / name), "--time-limit", f"{max(0.0, left):.0f}",
         *(["--dtype", args.dtype] if args.dtype else []), *options,
     ]  # fmt: skip
     print("eagle-jax " + " ".join(arguments), flush=True)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle_jax.cli import session
 from eagle_jax.cli.options import DEVICES, DTYPES, integer
 from eagle_jax.cli.runtime import Backend, select_device, stage
-from eagle_jax.cli.session import DEFAULT_HEAD, UsageError, find_head
+from eagle_jax.cli.session import UsageError, find_head
 from eagle_jax.front.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class Models:
         keep_compiled_programs()
         model, head = options.model, options.draft
         if model is None:
-            head = DEFAULT_HEAD if head is None else head
+            head = session.DEFAULT_HEAD if head is None else head
             with stage("Obtaining SmolLM2-135M-Instruct", quiet=options.quiet):
                 model = packaged_target() if pinned else default_target()
         elif head is None:
