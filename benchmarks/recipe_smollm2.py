@@ -192,7 +192,8 @@ def dry_run(options: argparse.Namespace) -> int:
     import numpy as np
     from flax import nnx
 
-    from eagle_jax.models import Llama, LlamaConfig
+    from eagle_jax.measurement.geometry import random_target
+    from eagle_jax.models import LlamaConfig
     from eagle_jax.training.attention import cudnn_refusal
     from eagle_jax.training.batch import PackedBatch
     from eagle_jax.training.config import HeadConfig
@@ -208,8 +209,7 @@ def dry_run(options: argparse.Namespace) -> int:
                  "vocab_size": 512, "num_hidden_layers": 8}  # fmt: skip
     config = LlamaConfig(max_position_embeddings=8192, **sizes)
     dtype, reduced, length = (jnp.float32, 256, 64) if options.tiny else (jnp.bfloat16, 32000, 2048)
-    with jax.default_device(jax.devices()[0]):
-        target = nnx.jit(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))()
+    target = random_target(config, jnp.dtype(dtype))
     draft = HeadConfig(method="eagle3.1", draft_vocab_size=reduced).build(config)
     vocabulary = np.arange(reduced, dtype=np.int32)
     parameters = initial_parameters(draft, target, vocabulary, seed=0, from_embedding=True)
