@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+from flax import nnx
 
 from eagle_jax import Draft, Target, load_draft, load_target
 from eagle_jax.decoding.tree import TreeConfig
@@ -24,7 +25,7 @@ HEAD = "smollm2-135m-instruct-eagle3"
 EXPECTATION = f"{HEAD}-chain3"
 
 
-class Identity:
+class Identity(nnx.Module):
     """In the place of a norm."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
