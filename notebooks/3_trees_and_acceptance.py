@@ -107,6 +107,7 @@ for name, result in results.items():
     by_depth = result.metrics.total.acceptance_rates
     rates.plot(range(1, len(by_depth) + 1), by_depth, marker="o", label=name)
 rates.set(xlabel="draft position", ylabel="share of rounds that accepted it", ylim=(0, 1), title="acceptance")
+rates.xaxis.get_major_locator().set_params(integer=True)
 rates.legend()
 lengths.bar(list(results), [result.metrics.mean_acceptance_length for result in results.values()], color="#1b7837")
 lengths.axhline(1, color="#9a9a9a", linestyle="--")

@@ -6,12 +6,12 @@ import inspect
 import re
 import shlex
 import tomllib
+from pathlib import Path
 
 import pytest
 from documentation.pages import MARKS, NO_CODE, PAGES, PYTHON, ROOT, SHELL, Block, blocks, command_lines
 
 from eagle_jax import LLM
-from eagle_jax.cli import session
 from eagle_jax.cli.app import build_parser, main
 from eagle_jax.front.vllm_keywords import ONE_VALUE, WITHOUT_MEANING
 from eagle_jax.loading import shipped
@@ -58,9 +58,9 @@ def pages_with(*marks: str | None):
 
 @pytest.fixture(autouse=True)
 def _a_tiny_head_is_the_released_one(monkeypatch, head):
-    """`load_draft` and the commands load it; what is only inspected or converted is the real one."""
-    monkeypatch.setattr("eagle_jax.loading.draft.shipped_head", lambda name: head)
-    monkeypatch.setattr(session, "DEFAULT_HEAD", head)
+    """Under its name; pages load no other one."""
+    for module in ("eagle_jax.loading.draft", "eagle_jax.loading.shipped"):
+        monkeypatch.setattr(f"{module}.shipped_head", lambda name: Path(head))
 
 
 @pages_with(None)
