@@ -120,7 +120,7 @@ SHAPES = {
 if FAST:
     SHAPES = {"chain of 3": SHAPES["chain of 3"]}
 
-options = {"max_new_tokens": TOKENS, "max_model_len": 1024}
+options = {"max_new_tokens": TOKENS}
 runs = {"plain": lambda: generate(target, CHATS, **options)}
 for name, shape in SHAPES.items():
     runs[name] = lambda shape=shape: speculative_generate(target, draft, CHATS, **options, **shape)
