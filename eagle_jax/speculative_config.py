@@ -11,6 +11,7 @@ from eagle_jax.decoding.tree import NAMED_TREES, StaticTree, TreeConfig
 
 if TYPE_CHECKING:
     from eagle_jax.loading import Draft
+    from eagle_jax.models import DraftConfig
 
 METHODS = ("eagle", "eagle3")
 
@@ -176,30 +177,31 @@ def default_tree(draft: "Draft") -> TreeConfig:
     if draft.num_speculative_tokens is not None:
         return TreeConfig.chain(draft.num_speculative_tokens)
     tree = DEFAULT_TREES[draft.config.method]
-    return _tree(draft, tree.total_tokens, tree.depth, tree.top_k)
+    return _tree(draft.config, tree.total_tokens, tree.depth, tree.top_k)
 
 
-def default_ladder(draft: "Draft", platform: str) -> Ladder:
+def default_ladder(head: "DraftConfig", platform: str, num_speculative_tokens: int | None = None) -> Ladder:
     """The rungs of "auto": plain decoding, short chains and trees; on a CPU, where every row of a forward costs time, no trees.
 
     Args:
-      draft: the loaded head. Trees are made smaller where it has few tokens to choose from.
+      head: configuration of the head. Trees are made smaller where it has few tokens to choose from.
       platform: "cpu", "gpu" or "tpu".
+      num_speculative_tokens: length of the chain that the head's checkpoint asks for, which is then a rung too.
     """
     if platform == "cpu":
         trees = [TreeConfig.chain(1), TreeConfig.chain(2), TreeConfig.chain(3)]
     else:
-        largest = DEFAULT_TREES[draft.config.method]
+        largest = DEFAULT_TREES[head.method]
         sizes = (largest.total_tokens, largest.depth, largest.top_k)
-        trees = [TreeConfig.chain(2), TreeConfig.chain(4), _tree(draft, 16, 3, 4), _tree(draft, *sizes)]
-    if draft.num_speculative_tokens is not None:
-        trees.append(TreeConfig.chain(draft.num_speculative_tokens))
+        trees = [TreeConfig.chain(2), TreeConfig.chain(4), _tree(head, 16, 3, 4), _tree(head, *sizes)]
+    if num_speculative_tokens is not None:
+        trees.append(TreeConfig.chain(num_speculative_tokens))
     return Ladder((None, *dict.fromkeys(trees)))
 
 
-def _tree(draft: "Draft", total_tokens: int, depth: int, top_k: int) -> TreeConfig:
+def _tree(head: "DraftConfig", total_tokens: int, depth: int, top_k: int) -> TreeConfig:
     """A tree, made smaller where the head has fewer tokens to choose from than `top_k`."""
-    top_k = min(top_k, draft.config.draft_vocab_size)
+    top_k = min(top_k, head.draft_vocab_size)
     reachable = 1 + top_k + depth * top_k**2
     return TreeConfig(total_tokens=min(total_tokens, reachable), depth=depth, top_k=top_k)
 

@@ -13,6 +13,7 @@ from eagle_jax.cli.session import UsageError, default_chain, start
 from eagle_jax.front.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
+    from eagle_jax.decoding.ladder import Ladder
     from eagle_jax.decoding.tree import StaticTree, TreeConfig
     from eagle_jax.measurement.bench import BenchSettings
     from eagle_jax.models import DraftHead, Llama
@@ -98,8 +99,6 @@ def run(options: argparse.Namespace) -> int:
     if not options.tolerance >= 0:
         raise UsageError(f"--tolerance must be at least 0, got {options.tolerance}")
     before = None if options.check is None else read_report(options.check)
-    if isinstance(options.tree, str):
-        raise UsageError("--tree auto chooses among shapes, but the bench measures one: give --tree TOTAL,DEPTH,TOP_K")
     target, head, tree, settings = prepare(options)
 
     if options.attention is not None:
@@ -155,14 +154,21 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def prepare(
     options: argparse.Namespace,
-) -> "tuple[Llama, DraftHead | None, TreeConfig | StaticTree | None, BenchSettings]":
+) -> "tuple[Llama, DraftHead | None, TreeConfig | StaticTree | Ladder | None, BenchSettings]":
     """Loads or makes the models."""
+    from eagle_jax.decoding.ladder import Ladder
     from eagle_jax.measurement.bench import BenchSettings
+    from eagle_jax.speculative_config import default_ladder
 
+    tree: TreeConfig | StaticTree | Ladder | None
     if not options.random_weights:
         session = start(options, plain=options.plain_only)
-        target, tree = session.target.model, session.tree
-        assert not isinstance(tree, str)
+        target = session.target.model
+        if not isinstance(session.tree, str):
+            tree = session.tree
+        else:
+            assert session.draft is not None
+            tree = default_ladder(session.draft.config, session.backend.platform, session.draft.num_speculative_tokens)
         head = None if session.draft is None else session.draft.head
         names = session.target.name, None if session.draft is None else session.draft.name
     else:
@@ -178,7 +184,7 @@ def prepare(
             dtype=str(target.dtype),
             batch=options.batch,
             context=options.context,
-            tree=None if tree is None else dataclasses.asdict(tree),
+            tree="auto" if isinstance(tree, Ladder) else None if tree is None else dataclasses.asdict(tree),
             accepted_length=options.accepted_length,
             attention=options.attention,
             parts=not options.no_parts,
@@ -190,7 +196,7 @@ def prepare(
 
 def make_random(
     options: argparse.Namespace,
-) -> "tuple[Llama, DraftHead | None, TreeConfig | None, tuple[str, str | None]]":
+) -> "tuple[Llama, DraftHead | None, TreeConfig | Ladder | None, tuple[str, str | None]]":
     """A target of a published geometry and an EAGLE-3 head for it, with random weights."""
     if options.model is None:
         raise UsageError("--random-weights needs --model: a published geometry such as 8B, or a config.json")
@@ -198,9 +204,11 @@ def make_random(
         raise UsageError("--random-weights makes the draft head too: leave --draft out")
     backend = select_device(options.device)
 
+    from eagle_jax.decoding.ladder import Ladder
     from eagle_jax.decoding.tree import TreeConfig
     from eagle_jax.loading.dtypes import parse_dtype
     from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry, random_head, random_target
+    from eagle_jax.speculative_config import default_ladder
 
     keep_compiled_programs()
     name, config = find_geometry(options.model)
@@ -208,8 +216,13 @@ def make_random(
     target = random_target(config, dtype)
     if options.plain_only:
         return target, None, None, (name, None)
-    tree = TreeConfig(**options.tree) if options.tree else default_chain(options, backend.platform)
-    return target, random_head(eagle3_head_of(config), dtype), tree, (name, f"EAGLE-3 head for {name}")
+    head = eagle3_head_of(config)
+    tree: TreeConfig | Ladder
+    if isinstance(options.tree, str):
+        tree = default_ladder(head, backend.platform)
+    else:
+        tree = TreeConfig(**options.tree) if options.tree else default_chain(options, backend.platform)
+    return target, random_head(head, dtype), tree, (name, f"EAGLE-3 head for {name}")
 
 
 def print_report(report: dict[str, Any]) -> None:

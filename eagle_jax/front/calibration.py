@@ -1,7 +1,6 @@
 """Times of the rungs of a ladder on the user's own device, measured once and kept in the user's cache directory.
 
-The compiled rounds themselves are timed: costs that leave no choice make the program run one rung only. So a calibration takes no
-compilation, and what it measures is what will be run. Its file is small JSON that people can read, change or delete.
+Its file is small JSON that people can read, change or delete.
 """
 
 import dataclasses
@@ -9,26 +8,16 @@ import hashlib
 import json
 import logging
 import os
-import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from eagle_jax.decoding.engine import Engine
-from eagle_jax.decoding.ladder import Ladder, forced
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.loading.demo_target import cache_folder
-from eagle_jax.measurement.loops import at_length
-
-RUNS = 5
-SECONDS = 0.1
-"""A measured run takes about so long, but no fewer than `LEAST_ROUNDS`."""
-LEAST_ROUNDS, MOST_ROUNDS = 3, 64
+from eagle_jax.measurement.rungs import measure_rungs, rung_name
 
 _log = logging.getLogger(__name__)
 
@@ -83,17 +72,6 @@ class Calibration:
             _log.warning("the calibration cannot be kept in %s: %s", path, error)
 
 
-def rung_name(rung: TreeConfig | StaticTree | None) -> str:
-    """A rung in words."""
-    if rung is None:
-        return "plain"
-    if rung.total_tokens == rung.max_depth + 1:
-        return f"chain {rung.max_depth}"
-    if isinstance(rung, TreeConfig):
-        return f"tree {rung.total_tokens}/{rung.depth}/{rung.top_k}"
-    return f"static tree {hashlib.sha256(repr(rung.paths).encode()).hexdigest()[:8]}"
-
-
 def calibration_key(engine: Engine) -> dict[str, Any]:
     """Everything that the times of an engine's rungs depend on, as JSON can hold it."""
     plan = engine.plan
@@ -136,39 +114,3 @@ def calibrate(engine: Engine, *, again: bool = False) -> Calibration:
         found.write()
         _log.info("calibrated %s", ", ".join(f"{r['rung']} {r['ms']} ms" for r in found.to_dict()["rungs"]))
     return found
-
-
-def measure_rungs(engine: Engine) -> list[float]:
-    """Milliseconds of a round of each rung, all slots half full: medians of runs in which the rungs take turns."""
-    ladder = engine.plan.tree
-    assert isinstance(ladder, Ladder)
-    rungs = range(len(ladder.rungs))
-    rounds = [2] * len(ladder.rungs)
-    first = [_seconds(engine, ladder, rung, rounds[rung]) for rung in rungs]  # warms up
-    for rung in rungs:
-        first[rung] = _seconds(engine, ladder, rung, rounds[rung])
-        rounds[rung] = int(np.clip(SECONDS / first[rung], LEAST_ROUNDS, MOST_ROUNDS))
-    times = [[_seconds(engine, ladder, rung, rounds[rung]) for rung in rungs] for _ in range(RUNS)]
-    return [statistics.median(run[rung] for run in times) * 1e3 for rung in rungs]
-
-
-def _seconds(engine: Engine, ladder: Ladder, rung: int, rounds: int) -> float:
-    """Of one round, in a run of at most so many."""
-    plan, programs = engine.plan, engine.programs
-    length = plan.max_length // 2
-    state = programs.init(engine.weights)
-    placement = jax.tree.map(lambda x: x.sharding, state)
-    state = jax.device_put(at_length(state, length, plan.max_length), placement)
-    assert state.ladder is not None
-    costs = jax.device_put(forced(ladder, rung), state.ladder.costs.sharding)
-    state = dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
-    active = np.ones((plan.slots,), bool)
-    # However many drafts are accepted, no slot may end before the last round.
-    most = max(1, (plan.max_length - length - 1) // (ladder.depths[rung] + 1))
-    jax.block_until_ready(state)
-    start = time.perf_counter()
-    _, report = jax.block_until_ready(
-        programs.decode(engine.weights, state, active, np.int32(min(rounds, most)), np.bool_(False))
-    )
-    seconds = time.perf_counter() - start
-    return seconds / int(jnp.max(report.rounds))

@@ -434,7 +434,8 @@ def _check_draft(target: Target, draft: Draft, tree: Tree | Literal["auto"] | No
     if tree is None:
         tree = default_tree(draft)
     elif isinstance(tree, str) and tree == AUTO:
-        tree = default_ladder(draft, _device_of(target.model).platform)
+        platform = _device_of(target.model).platform
+        tree = default_ladder(draft.config, platform, draft.num_speculative_tokens)
     if not isinstance(tree, Tree):
         raise TypeError(f"tree must be a TreeConfig, a StaticTree, a Ladder or {AUTO!r}, got {tree!r}")
     sizes: Mapping[str, tuple[int, int]] = {

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.decoding.engine import Engine, Request
+from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, init_state
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.measurement import loops
 from eagle_jax.measurement.floor import Floor
+from eagle_jax.measurement.rungs import measure_rungs, rung_name
 from eagle_jax.models import DraftHead, Llama
 from eagle_jax.models.cache import KVRows
 from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS
@@ -26,6 +28,7 @@ COPIED_BYTES_CPU = 2**28
 """Size of the array whose copying is the measure of bandwidth: far beyond every cache."""
 
 LOOP, DIFFERENCE = "a loop of its own", "difference of loops"
+RUNG = "a rung of the ladder, no other allowed"
 ROOM = 768
 """Tokens that slots can grow by while whole rounds are measured."""
 
@@ -44,8 +47,8 @@ class BenchSettings:
     """Sequences decoded side by side: B."""
     context: int
     """Committed tokens of each at the start."""
-    tree: dict[str, Any] | None
-    """Shape of the draft trees."""
+    tree: dict[str, Any] | str | None
+    """Shape of the draft trees; "auto" measures every rung of a ladder."""
     accepted_length: float | None
     """Tokens a round for which speeds are computed. Given, not measured: acceptance is synthetic."""
     attention: str | None = None
@@ -64,7 +67,7 @@ class Part:
     name: str
     ms: float
     how: str
-    """`LOOP` or `DIFFERENCE`."""
+    """`LOOP`, `DIFFERENCE` or `RUNG`."""
     count: int = 1
     """How often it happens in a round; `ms` and `bytes` are of all of them."""
     bytes: int = 0
@@ -81,7 +84,7 @@ class _Bench:
         self,
         target: Llama,
         head: DraftHead | None,
-        tree: TreeConfig | StaticTree | None,
+        tree: TreeConfig | StaticTree | Ladder | None,
         settings: BenchSettings,
         say: Say,
     ):
@@ -145,9 +148,19 @@ class _Bench:
         self.measured[name] = loops.measure(run, runs=self.settings.runs, steps=self.settings.steps)
         self.say(f"{name}: {self.measured[name].ms:.3f} ms")
 
+    def rungs(self, ladder: Ladder, engine: Engine) -> list[Part]:
+        """Times a round of every rung. Plain rounds also keep features, which they would not elsewhere."""
+        engine.costs = measure_rungs(engine, self.settings.context)
+        parts = []
+        for rung, ms in zip(ladder.rungs, engine.costs, strict=True):
+            passes = 0 if rung is None else draft_steps(rung) * self.floor.draft_step + self.floor.extend
+            parts.append(Part(name=rung_name(rung), ms=ms, how=RUNG, bytes=self.floor.target + passes))
+            self.say(f"rung {parts[-1].name}: {ms:.3f} ms")
+        return parts
+
     def parts(self, engine: Engine) -> None:
         """Times the parts of a round, each in a loop of its own."""
-        assert self.tree is not None
+        assert isinstance(self.tree, TreeConfig | StaticTree)
         plan, weights, slots = engine.plan, engine.weights, self.settings.batch
         tree = loops.some_tree(self.tree, slots)
         config, nodes = self.target.config, self.tree.total_tokens
@@ -226,7 +239,7 @@ def draft_steps(tree: TreeConfig | StaticTree) -> int:
 def run(
     target: Llama,
     head: DraftHead | None,
-    tree: TreeConfig | StaticTree | None,
+    tree: TreeConfig | StaticTree | Ladder | None,
     settings: BenchSettings,
     say: Say = lambda text: None,
 ) -> dict[str, Any]:
@@ -235,7 +248,7 @@ def run(
     Args:
       target: the target.
       head: the draft head; None measures plain decoding alone.
-      tree: shape of the draft trees; None exactly when there is no head.
+      tree: shape of the draft trees, or a ladder, whose rungs are then measured; None exactly when there is no head.
       settings: what to measure; the report repeats them.
       say: is told about every measurement when it is done.
     """
@@ -255,8 +268,12 @@ def run(
         engine = bench.engine(speculative=True)
         compiled["speculative"] = bench.compile_time(engine)
         say(f"speculative decoding compiled in {compiled['speculative']['seconds']:.1f} s")
-        bench.rounds("round", engine)
+        if isinstance(tree, Ladder):
+            parts = bench.rungs(tree, engine)
+        else:
+            bench.rounds("round", engine)
         first_token["speculative"] = bench.first_token_ms(engine)
+    if tree is not None and not isinstance(tree, Ladder):
         floor, count = bench.floor, draft_steps(tree)
         whole = floor.extend + count * floor.draft_step + floor.target
         steps.append(

@@ -57,13 +57,13 @@ def test_auto_is_the_ladder_of_the_platform(tiny):
     assert tree_config(None, "auto", where="here") == AUTO
     assert SpeculativeConfig.from_dict({"model": "m", "tree": "auto"}).tree == AUTO
     for platform in ("cpu", "gpu"):
-        ladder = default_ladder(draft, platform)
+        ladder = default_ladder(draft.config, platform)
         assert ladder.rungs[0] is None
         assert ladder.top_k <= draft.config.draft_vocab_size
-    assert default_ladder(draft, "cpu").total_tokens < default_ladder(draft, "gpu").total_tokens
+    assert default_ladder(draft.config, "cpu").total_tokens < default_ladder(draft.config, "gpu").total_tokens
     own = dataclasses.replace(draft, num_speculative_tokens=7)
-    assert TreeConfig.chain(7) in default_ladder(own, "cpu").rungs
-    assert Runner(*tiny, AUTO).depth == default_ladder(draft, "cpu").max_depth
+    assert TreeConfig.chain(7) in Runner(tiny[0], own, AUTO).tree.rungs
+    assert Runner(*tiny, AUTO).depth == default_ladder(draft.config, "cpu").max_depth
 
 
 def test_what_goes_with_a_choice_of_trees_is_said(tiny):
