@@ -38,6 +38,8 @@ GAIN = 0.18
 """Gain of a tree for each doubling of its nodes a level."""
 PROBE_BUDGET = 0.01
 """Share of the time that may be lost by trying to draft where plain decoding is best."""
+UNDECIDED = -1
+"""Value of `LadderState.rung` where the choice is to be made anew."""
 DUE_ROWS = 32
 """Rows of features that plain rounds collect before the draft head must encode them."""
 
@@ -112,7 +114,7 @@ class LadderState:
     plain_rounds: jax.Array
     """Plain rounds since something was drafted, int32 scalar."""
     rung: jax.Array
-    """The rung of the next round, int32 scalar."""
+    """The rung of the next round, or `UNDECIDED`, int32 scalar."""
     drafted: jax.Array
     """Drafted nodes of each round of each slot, int32 `[B, S]`, 0 beyond `DecodeState.rounds`."""
 
@@ -177,9 +179,13 @@ class LadderState:
         yields = jnp.where(running[:, None], self.expected_lengths(ladder), 0).sum(axis=0)  # [R]
         best = jnp.argmax(yields / self.costs).astype(jnp.int32)
         cheapest = jnp.argmin(self.costs[1:]).astype(jnp.int32) + 1
-        lost = self.costs[cheapest] / self.costs[0] - 1  # plain rounds that a round in vain costs
-        probe = self.plain_rounds * PROBE_BUDGET >= jnp.maximum(lost, PROBE_BUDGET)
-        return dataclasses.replace(self, rung=jnp.where((best == 0) & probe, cheapest, best))
+        return dataclasses.replace(self, rung=jnp.where((best == 0) & self.probing, cheapest, best))
+
+    @property
+    def probing(self) -> jax.Array:
+        """Whether so many plain rounds were run that one of the cheapest drafting rung may be lost, bool scalar."""
+        lost = self.costs[1:].min() / self.costs[0] - 1  # plain rounds that a round in vain costs
+        return self.plain_rounds * PROBE_BUDGET >= jnp.maximum(lost, PROBE_BUDGET)
 
     def expected_lengths(self, ladder: Ladder) -> jax.Array:
         """Tokens that a round of each rung is expected to emit, float32 `[B, R]`."""

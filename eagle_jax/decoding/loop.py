@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from eagle_jax.decoding.commit import commit
 from eagle_jax.decoding.draft import Drafter, PlainDrafter
 from eagle_jax.decoding.eagle_drafter import EagleDrafter
-from eagle_jax.decoding.ladder import Ladder, LadderState
+from eagle_jax.decoding.ladder import UNDECIDED, Ladder, LadderState
 from eagle_jax.decoding.placement import own_group, placed, spread, state_specs, weight_specs
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.rejection import accept_by
@@ -243,12 +243,20 @@ def climb(
             new = decode_round(target, here, state, rule)
             counts = (new.accepted_at_depth - state.accepted_at_depth).sum(axis=1)
             recorded = state.ladder.record(ladder, index, counts, state.running, state.rounds)
-            return dataclasses.replace(new, ladder=recorded.choose(ladder, new.running)), rounds + 1
+            if rung is None:
+                # Nothing was learned, so the choice is the same again, unless a slot has ended or it is time to try drafting.
+                again = jnp.any(new.running != state.running) | recorded.probing
+                chosen = dataclasses.replace(recorded, rung=jnp.where(again, UNDECIDED, index).astype(jnp.int32))
+            else:
+                chosen = recorded.choose(ladder, new.running)
+            return dataclasses.replace(new, ladder=chosen), rounds + 1
 
         return jax.lax.while_loop(wanted, body, carry)
 
     def pass_through(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
         state, rounds = carry
+        assert state.ladder is not None
+        state = dataclasses.replace(state, ladder=state.ladder.choose(ladder, state.running))
         with jax.named_scope("settle"):
             carry = jax.lax.while_loop(crowded, drafter.settle, state), rounds
         for index in range(len(ladder.rungs)):
@@ -256,10 +264,7 @@ def climb(
                 carry = stay(index, carry)
         return carry
 
-    state, rounds = carry
-    assert state.ladder is not None
-    state = dataclasses.replace(state, ladder=state.ladder.choose(ladder, state.running))
-    return jax.lax.while_loop(lambda carry: go_on(*carry), pass_through, (state, rounds))
+    return jax.lax.while_loop(lambda carry: go_on(*carry), pass_through, carry)
 
 
 @functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
