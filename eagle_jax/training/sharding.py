@@ -10,12 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from eagle_jax.parallel.mesh import DATA, MODEL
+from eagle_jax.parallel.partition import partition_spec
 from eagle_jax.training.batch import PackedBatch
-
-DATA, MODEL = "data", "model"
-
-_COLUMNS = ("qkv.weight", "gate_up.weight", "embed.weight", "lm_head.weight")
-_ROWS = ("out.weight", "down.weight", "fc.weight")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +42,9 @@ class Placement:
         """Of a parameter of target or head by its path; what does not divide evenly is kept whole on every device."""
         if self.mesh is None:
             return jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        size, spec = self.mesh.shape[MODEL], PartitionSpec()
-        if len(shape) == 2 and path.endswith(_COLUMNS) and shape[0] % size == 0:
-            spec = PartitionSpec(MODEL, None)
-        elif len(shape) == 2 and path.endswith(_ROWS) and shape[1] % size == 0:
-            spec = PartitionSpec(None, MODEL)
-        return NamedSharding(self.mesh, spec)
+        size, spec = self.mesh.shape[MODEL], partition_spec(path)
+        divides = all(length % size == 0 for length, axis in zip(shape, spec, strict=False) if axis == MODEL)
+        return NamedSharding(self.mesh, spec if len(shape) == 2 and divides else PartitionSpec())
 
     def tree(self, tree: Any) -> Any:
         """Shardings of a pytree: leaves that stand in a dictionary under the path of a parameter, such as the moments of an
