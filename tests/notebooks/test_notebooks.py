@@ -71,7 +71,9 @@ def execute(script: Path, folder: Path, replacements: dict[str, str]) -> nbforma
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "host_platform_device_count" not in flag]
     environment = os.environ | {"XLA_FLAGS": " ".join(flags), "EAGLE_JAX_FAST": "1", "PYTHONPATH": str(ROOT)}
     del environment["JAX_PLATFORMS"]  # notebooks choose by themselves
-    client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        notebook, timeout=1800, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
     return client.execute(env=environment)
 
 
