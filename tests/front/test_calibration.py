@@ -82,8 +82,10 @@ def test_what_goes_with_a_choice_of_trees_is_said(tiny):
 
 
 @pytest.mark.slow
-def test_auto_in_a_batch_that_samples(tiny, cache):
+def test_auto_in_a_batch_that_samples(tiny, cache, monkeypatch):
     target, draft = tiny
+    # As measured, drafting does not pay with a model so small.
+    monkeypatch.setattr(calibration, "measure_rungs", lambda engine: [1.0, 1.1, 1.2, 1.3])
     options = {"max_new_tokens": 60, "temperature": 0.8, "seed": [1, 2, 3, 4]}
     result = speculative_generate(target, draft, TINY_PROMPTS, tree="auto", **options)
     assert result.token_ids == generate(target, TINY_PROMPTS, **options).token_ids
