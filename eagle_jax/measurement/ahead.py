@@ -137,9 +137,8 @@ def compile_ahead(
             "reason": " ".join(str(error).split())[:300],
             "compile_seconds": time.perf_counter() - start,
         }
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory = compiled.memory_analysis()
     assert memory is not None
-    assert text is not None
     used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     used += memory.output_size_in_bytes - memory.alias_size_in_bytes
     return report | {
@@ -147,9 +146,18 @@ def compile_ahead(
         "temporary_bytes": memory.temp_size_in_bytes,
         "total_bytes": used,
         "fits": None if limit is None else used <= limit,
-        "collectives": count_collectives(text),
+        "collectives": count_collectives(_text(lowered, compiled)),
         "compile_seconds": time.perf_counter() - start,
     }
+
+
+def _text(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> str:
+    """The program in HLO: compiled, or as it goes into the compiler where libtpu (0.0.52 for v5p) cannot print what comes out."""
+    try:
+        text = compiled.as_text()
+    except jax.errors.JaxRuntimeError:
+        text = None
+    return text or lowered.as_text(dialect="hlo", debug_info=True)
 
 
 def _local_bytes(tree: Any) -> int:

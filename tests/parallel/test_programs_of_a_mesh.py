@@ -35,8 +35,12 @@ def engine_of(tp: int, draft_tp: int, data: int = 1) -> Engine:
 
 @pytest.mark.parametrize("draft_tp", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_collectives_of_a_round(draft_tp: int) -> None:
-    counts = count_collectives(lowered_round(engine_of(2, draft_tp)).compile().as_text())
+    lowered = lowered_round(engine_of(2, draft_tp))
+    counts = count_collectives(lowered.compile().as_text())
     print(counts)
+    # What `eagle-jax plan` falls back on where a compiled program cannot be printed.
+    before = count_collectives(lowered.as_text(dialect="hlo", debug_info=True))
+    assert total_of(before) == total_of(counts)
     # After o and down of each layer, after the embedding, for the choice of the token; one more for trees drafted apart.
     assert total_of(counts, "verify") == 2 * LAYERS + 2
     assert total_of(counts) - total_of(counts, "draft") <= 2 * LAYERS + 4
