@@ -17,10 +17,11 @@ _flags = os.environ.get("XLA_FLAGS", "").split()
 _flags = [flag for flag in _flags if not flag.startswith("--xla_force_host_platform_device_count")]
 # Hundreds of small programs are compiled and hardly run: LLVM's optimisation would take longer than it saves.
 _flags = [flag for flag in _flags if not flag.startswith("--xla_backend_optimization_level")]
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones refuse the names
+_flags += ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+_inherited = " ".join(_flags)
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones, and libtpu, refuse the names
     # Two thirds of what is left of the time to compile; what is tested are our programs, not the one or the other code generator.
     _flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
-_flags += ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
 os.environ["XLA_FLAGS"] = " ".join(_flags)
 # Nothing is fetched from the model hub, and no test depends on whether it can be reached.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -33,6 +34,11 @@ os.environ.setdefault(
 )
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 10**9)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+
+import jax  # noqa: E402
+
+jax.jit(lambda x: x)(0)  # XLA reads its flags once, here; processes that tests start get those that every version knows
+os.environ["XLA_FLAGS"] = _inherited
 
 LONGEST_FIRST = ("test_tpu_compile.py", "test_equality.py")
 
