@@ -38,16 +38,18 @@ def test_collectives_of_a_round(draft_tp: int) -> None:
     lowered = lowered_round(engine_of(2, draft_tp))
     counts = count_collectives(lowered.compile().as_text())
     print(counts)
-    # What `eagle-jax plan` falls back on where a compiled program cannot be printed.
-    before = count_collectives(lowered.as_text(dialect="hlo", debug_info=True))
-    assert total_of(before) == total_of(counts)
     # After o and down of each layer, after the embedding, for the choice of the token; one more for trees drafted apart.
     assert total_of(counts, "verify") == 2 * LAYERS + 2
     assert total_of(counts) - total_of(counts, "draft") <= 2 * LAYERS + 4
     step = 2 + 1 + 1  # o and down, the embedding, the top-k
     drafting = {1: 0, 2: 1 + step * (TREE.depth + 1)}[draft_tp]  # fc once, for the extend step and each level
     agreement = 1
-    assert total_of(counts, "draft") == drafting + agreement
+    # XLA makes one of the sums after the embedding and after fc, which do not wait for each other.
+    merged = 1 if draft_tp > 1 else 0
+    assert total_of(counts, "draft") == drafting + agreement - merged
+    # What `eagle-jax plan` falls back on where a compiled program cannot be printed.
+    before = count_collectives(lowered.as_text(dialect="hlo", debug_info=True))
+    assert total_of(before) == total_of(counts) + merged
 
 
 @pytest.mark.slow
