@@ -51,6 +51,7 @@ def test_the_measurements_as_json(demo):
     assert found["metrics"]["mean_acceptance_length"] == pytest.approx(15 / found["metrics"]["rounds"])
 
 
+@pytest.mark.slow
 def test_the_second_run_compiles_nothing(tmp_path, chat_model, head):
     """In processes of their own: the cache is for the next process."""
     environment = os.environ | {"EAGLE_JAX_CACHE": str(tmp_path)}

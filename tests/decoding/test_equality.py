@@ -156,7 +156,7 @@ def campaign(shape: Shape, examples: int) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_random_models(shape: Shape) -> None:
-    campaign(shape, examples=25)
+    campaign(shape, examples=10)
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ def test_the_gap_is_that_of_the_logits_of_transformers(target):
     assert first_divergences(target, PROMPTS, ours, ours) == []
 
 
+@pytest.mark.slow
 def test_a_drawn_token_is_the_argmax_of_what_is_compared(target):
     """So the gap to any other token is what that one lacks, and none is smaller than the runner-up's."""
     params = SamplingParams(temperature=0.9, top_k=50)

@@ -97,7 +97,7 @@ def test_wrong_keys_and_values(changes, message):
         ({"total_tokens": 6, "depth": 2}, "tree lacks top_k"),
         ({"total_tokens": 6, "depth": 2, "topk": 2}, r"tree has unknown keys \['topk'\]"),
         ({"total_tokens": 60, "depth": 1, "top_k": 2}, "exceeds the 7 nodes"),
-        ("no_such_tree", "tree 'no_such_tree' is not known; known are 'mc_sim_7b_63'"),
+        ("no_such_tree", "tree 'no_such_tree' is not known; known are 'auto', 'mc_sim_7b_63'"),
         ([[0], [1, 0]], r"tree path \(1, 0\) has no parent"),
         ([60, 7, 10], "tree must be a mapping with total_tokens, depth, top_k, a list of paths, or a name"),
     ],

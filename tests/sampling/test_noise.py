@@ -47,12 +47,14 @@ def test_a_block_of_ids_has_the_slice_of_the_whole(start, end):
 
 
 def test_noise_does_not_depend_on_what_is_drawn_beside_it():
+    """Up to the last digit of the logarithms, which the CPU computes by several numbers or one at a time."""
     alone = np.asarray(vocabulary_gumbel(keys([5]), jnp.arange(100)))[0]
     seeds = jnp.asarray(np.stack([seed_words(s) for s in (4, 11, 2**40)]))
     batch = vocabulary_gumbel(stream_key(seeds[:, None], jnp.asarray([[4, 5, 6]] * 3), Stream.TARGET), jnp.arange(100))
-    assert np.array_equal(np.asarray(batch)[1, 1], alone)
+    np.testing.assert_allclose(np.asarray(batch)[1, 1], alone, rtol=1e-6, atol=1e-6)
     with jax.default_prng_impl("rbg"), jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
-        assert np.array_equal(np.asarray(jax.jit(vocabulary_gumbel)(keys([5]), jnp.arange(100)))[0], alone)
+        again = np.asarray(jax.jit(vocabulary_gumbel)(keys([5]), jnp.arange(100)))[0]
+    np.testing.assert_allclose(again, alone, rtol=1e-6, atol=1e-6)
 
 
 def test_seeds_positions_streams_lanes_and_ids_all_matter():
