@@ -30,6 +30,8 @@ class AcceptanceMetrics:
     """Rounds that accepted a draft at depth d + 1, before cutting; one entry for each depth a tree can accept."""
     drafted: int
     """Drafted tokens: nodes of all trees without their roots."""
+    plain_rounds: int = 0
+    """Rounds that drafted nothing, among those that could (a ladder that decodes plainly for a while)."""
 
     @staticmethod
     def total(parts: Iterable["AcceptanceMetrics"]) -> "AcceptanceMetrics":
@@ -44,12 +46,18 @@ class AcceptanceMetrics:
             accepted_lengths=[length for part in parts for length in part.accepted_lengths],
             accepted_at_depth=at_depth,
             drafted=sum(part.drafted for part in parts),
+            plain_rounds=sum(part.plain_rounds for part in parts),
         )
 
     @property
     def rounds(self) -> int:
         """Forwards of the target after the prefill."""
         return len(self.accepted_lengths)
+
+    @property
+    def drafts(self) -> int:
+        """Rounds that drafted: vLLM's `num_drafts`."""
+        return self.rounds - self.plain_rounds
 
     @property
     def accepted(self) -> int:
@@ -212,7 +220,7 @@ class CumulativeCounters:
         self._prompt_tokens += prompt_tokens
         self._generation_tokens += output_tokens
         if self._at_depth is not None and metrics is not None:
-            self._drafts += metrics.rounds
+            self._drafts += metrics.drafts
             self._draft_tokens += metrics.drafted
             self._at_depth = [a + b for a, b in zip(self._at_depth, metrics.accepted_at_depth, strict=True)]
 

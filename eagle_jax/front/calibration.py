@@ -21,6 +21,9 @@ from eagle_jax.measurement.rungs import measure_rungs, rung_name
 
 _log = logging.getLogger(__name__)
 
+DIGITS = 4
+"""Decimals of the milliseconds, in the file and in use: the process that measures chooses as those do that read the file."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
@@ -40,7 +43,7 @@ class Calibration:
         """What the file holds."""
         plain = self.ms[0]
         rungs = [
-            {"rung": name, "ms": round(ms, 4), "plain_rounds": round(ms / plain, 3)}
+            {"rung": name, "ms": ms, "plain_rounds": round(ms / plain, 3)}
             for name, ms in zip(self.key["rungs"], self.ms, strict=True)
         ]
         return {"rungs": rungs, **{name: value for name, value in self.key.items() if name != "rungs"}}
@@ -110,7 +113,7 @@ def calibrate(engine: Engine, *, again: bool = False) -> Calibration:
     key = calibration_key(engine)
     found = None if again else Calibration.read(calibration_file(key), key)
     if found is None:
-        found = Calibration(key=key, ms=measure_rungs(engine))
+        found = Calibration(key=key, ms=[round(ms, DIGITS) for ms in measure_rungs(engine)])
         found.write()
         _log.info("calibrated %s", ", ".join(f"{r['rung']} {r['ms']} ms" for r in found.to_dict()["rungs"]))
     return found

@@ -215,6 +215,7 @@ class OutputRow:
             accepted_lengths=lengths,
             accepted_at_depth=at_depth,
             drafted=sum(completion.drafted[: len(lengths)]),
+            plain_rounds=completion.drafted[: len(lengths)].count(0),
         )
 
 

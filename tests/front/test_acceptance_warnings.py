@@ -6,7 +6,7 @@ import pytest
 from support import golden
 
 from eagle_jax import LLM, SamplingParams
-from eagle_jax.metrics import CumulativeCounters, acceptance_warning
+from eagle_jax.metrics import AcceptanceMetrics, CumulativeCounters, acceptance_warning
 
 
 def test_few_accepted_drafts_are_suspicious():
@@ -59,3 +59,20 @@ def test_plain_decoding_of_a_shape_invariant_llm_leaves_the_draft_counters_alone
     after = {m.name: m for m in llm.get_metrics()}
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"vllm:prompt_tokens", "vllm:generation_tokens"}
+
+
+def test_rounds_that_drafted_nothing_are_no_drafts():
+    """A ladder that decodes plainly most of the time says nothing against its head."""
+    counters = CumulativeCounters(2)
+    metrics = AcceptanceMetrics(
+        accepted_lengths=[1] * 400 + [2] * 100, accepted_at_depth=[100, 0], drafted=200, plain_rounds=400
+    )
+    counters.add(AcceptanceMetrics.total([metrics]), 5, 601)
+    values = {metric.name: getattr(metric, "value", None) for metric in counters.read()}
+    assert values["vllm:spec_decode_num_drafts"] == 100
+    assert values["vllm:spec_decode_num_draft_tokens"] == 200
+    assert counters.warning is None
+    few = AcceptanceMetrics(accepted_lengths=[1] * 500, accepted_at_depth=[4, 0], drafted=400, plain_rounds=300)
+    other = CumulativeCounters(2)
+    other.add(few, 5, 501)
+    assert "rejects nearly every draft" in other.warning
