@@ -60,6 +60,10 @@ def first_divergences(
     Raises:
       ValueError: numbers of prompts and outputs that differ, or settings that cannot be compared.
     """
+    if target.model.shards > 1:
+        raise ValueError(
+            f"target is split over {target.model.shards} devices; load it without a mesh to compare outputs"
+        )
     params = SamplingParams() if params is None else params
     if not len(prompts) == len(ours) == len(theirs):
         raise ValueError(f"there are {len(prompts)} prompts, but {len(ours)} and {len(theirs)} outputs")

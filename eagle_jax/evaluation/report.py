@@ -201,7 +201,7 @@ class Report:
                 continue
             part = self.total(configuration)
             metrics = part.acceptance.metrics
-            if (text := acceptance_warning(metrics.rounds, metrics.accepted_at_depth)) is not None:
+            if (text := acceptance_warning(metrics.drafts, metrics.accepted_at_depth)) is not None:
                 found.append(f"{configuration.name}: {text}")
             if part.speed_up is not None and loses(part.speed_up):
                 found.append(
@@ -288,13 +288,13 @@ def vllm_lines(acceptance: Acceptance) -> list[str]:
     return [
         "-" * 50,
         f"total_num_output_tokens: {acceptance.output_tokens}",
-        f"num_drafts: {metrics.rounds}",
+        f"num_drafts: {metrics.drafts}",
         f"num_draft_tokens: {metrics.drafted}",
         f"num_accepted_tokens: {metrics.accepted}",
         f"mean acceptance length: {acceptance.vllm_acceptance_length:.2f}",
         "-" * 50,
         *(
-            f"acceptance at token {i}: {count / metrics.rounds if metrics.rounds else 0:.2f}"
+            f"acceptance at token {i}: {count / metrics.drafts if metrics.drafts else 0:.2f}"
             for i, count in enumerate(metrics.accepted_at_depth)
         ),
     ]

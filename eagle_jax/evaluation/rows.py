@@ -36,6 +36,8 @@ class Row:
     accepted_at_depth: list[int]
     """Rounds that accepted a draft at depth d + 1, before cutting."""
     drafted: int
+    plain_rounds: int
+    """Rounds that drafted nothing."""
     seed: int | None
     seconds: float | None
     """Prefill and rounds; None where other requests ran beside it."""
@@ -44,7 +46,10 @@ class Row:
     def metrics(self) -> AcceptanceMetrics:
         """The row's statistics."""
         return AcceptanceMetrics(
-            accepted_lengths=self.accepted_lengths, accepted_at_depth=self.accepted_at_depth, drafted=self.drafted
+            accepted_lengths=self.accepted_lengths,
+            accepted_at_depth=self.accepted_at_depth,
+            drafted=self.drafted,
+            plain_rounds=self.plain_rounds,
         )
 
 

@@ -369,6 +369,7 @@ def _row(
         accepted_lengths=result.metrics.accepted_lengths,
         accepted_at_depth=result.metrics.accepted_at_depth,
         drafted=result.metrics.drafted,
+        plain_rounds=result.metrics.plain_rounds,
         seed=result.seed,
         seconds=seconds,
     )

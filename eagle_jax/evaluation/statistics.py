@@ -47,7 +47,7 @@ class Acceptance:
     @property
     def vllm_acceptance_length(self) -> float:
         """1 + accepted / drafts, before cutting, as vLLM reports it; 1 without a round."""
-        return 1 + self.metrics.accepted / self.metrics.rounds if self.metrics.rounds else 1.0
+        return 1 + self.metrics.accepted / self.metrics.drafts if self.metrics.drafts else 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

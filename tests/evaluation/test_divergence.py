@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from eagle_jax import SamplingParams, generate, load_target
 from eagle_jax.evaluation import first_divergences
+from eagle_jax.parallel import make_mesh
 
 PROMPTS = [[5, 9, 300, 17], [7, 8, 9], [1, 2, 3, 4, 5]]
 
@@ -63,6 +64,12 @@ def test_a_drawn_token_is_the_argmax_of_what_is_compared(target):
         (([[1]], [[2]], [[3]]), {"params": SamplingParams(presence_penalty=1.0)}, "compare without them"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(arguments, options, message):
+def test_what_cannot_be_compared_is_refused(target, arguments, options, message):
     with pytest.raises(ValueError, match=message):
-        first_divergences(None, *arguments, **options)
+        first_divergences(target, *arguments, **options)
+
+
+def test_a_target_on_several_devices_is_refused():
+    target = load_target(golden.FOLDER / "target_A", mesh=make_mesh(2))
+    with pytest.raises(ValueError, match="target is split over 2 devices"):
+        first_divergences(target, [[1]], [[2]], [[3]])

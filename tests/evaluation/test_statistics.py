@@ -16,7 +16,7 @@ def row(question: str, lengths: list[int], at_depth: list[int], **changes) -> Ro
     fields = {
         "configuration": "c", "dataset": "d", "question_id": question, "category": "", "turn": 1, "group": 0, "prompt_tokens": 3,
         "token_ids": list(range(1 + sum(lengths))), "text": "t\u2028\n", "finish_reason": "length", "accepted_lengths": lengths,
-        "accepted_at_depth": at_depth, "drafted": 3 * len(lengths), "seed": None, "seconds": None,
+        "accepted_at_depth": at_depth, "drafted": 3 * len(lengths), "plain_rounds": 0, "seed": None, "seconds": None,
     }  # fmt: skip
     return Row(**(fields | changes))
 
