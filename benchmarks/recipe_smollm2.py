@@ -3,7 +3,8 @@
     python benchmarks/recipe_smollm2.py synthesize --model M.gguf --work DIR --prompts train_prompts.jsonl.gz \
         --evaluation mt_bench.jsonl humaneval.jsonl gsm8k.jsonl --minutes 8
     python benchmarks/recipe_smollm2.py train    --model M.gguf --work DIR --minutes 9
-    python benchmarks/recipe_smollm2.py evaluate --model M.gguf --work DIR --evaluation ... --out DIR
+    python benchmarks/recipe_smollm2.py evaluate --model M.gguf --work DIR --evaluation ... --out DIR \
+        --heads new=DIR/run/head shipped=smollm2-135m-instruct-eagle3
     python benchmarks/recipe_smollm2.py ablate   --model M.gguf --work DIR --out DIR --seconds 90
     python benchmarks/recipe_smollm2.py dry-run  --out DIR
 
@@ -16,16 +17,15 @@ runs that differ in one setting, the last trains a head for random weights of an
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 SETS = ("mt_bench", "humaneval", "gsm8k")
-CHAINS = {f"chain {n}": {"num_speculative_tokens": n} for n in (3, 5, 7)}
 SHAPES = {
-    **CHAINS,
-    "tree 60/5/10": {"tree": {"total_tokens": 60, "depth": 5, "top_k": 10}},
-    "tree 60/7/10": {"tree": {"total_tokens": 60, "depth": 7, "top_k": 10}},
+    **{f"chain {n}": ["--num-spec-tokens", str(n)] for n in (3, 5, 7)},
+    **{f"tree {shape}": ["--tree", shape.replace("/", ",")] for shape in ("60/5/10", "60/7/10")},
 }
 FIVE_LAYERS = ("2", "8", "15", "21", "27")
 BASE = ["--method", "eagle3.1", "--loss", "lk_hybrid", "--draft-vocab-size", "16384", "--rope-theta", "10000"]
@@ -70,8 +70,8 @@ def training(options: argparse.Namespace, name: str, changes: list[str]) -> list
     """The command line of a training run on the synthesised data."""
     tiny = ["--sequence-length", "104", "--batch-rows", "2", "--held-out", "3", "--steps", "2", "--evaluation-depth", "3",
             "--evaluate-every", "2", "--log-every", "1", "--loss-chunk", "104"]  # fmt: skip
-    full = ["--sequence-length", "1024", "--batch-rows", "32", "--held-out", "400", "--evaluate-every", "500",
-            "--checkpoint-every", "1000"]  # fmt: skip
+    full = ["--sequence-length", "1024", "--batch-rows", str(options.batch_rows), "--loss-chunk", "16384", "--held-out", "400",
+            "--evaluate-every", "500", "--checkpoint-every", "1000"]  # fmt: skip
     return [
         "train", "--model", options.model, "--data", str(options.work / "data"), "--output", str(options.work / name), *BASE,
         "--learning-rate", "2e-3", *(tiny if options.tiny else full), *changes, "--no-picture", "--no-tensorboard", "--json",
@@ -123,55 +123,55 @@ def ablate(options: argparse.Namespace) -> int:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Accepted lengths by decoding: sets x shapes x temperatures, for the new head and for another."""
-    from eagle_jax import load_draft, load_target, speculative_generate
-    from eagle_jax.cli.runtime import keep_compiled_programs
-    from eagle_jax.loading.shipped import shipped_head
-
+    """Accepted lengths by decoding: sets x shapes x temperatures, for the new head and others; each shape in a process."""
     options.out.mkdir(parents=True, exist_ok=True)
-    keep_compiled_programs(options.work / "compiled")
-    file = options.out / "acceptance.json"
+    heads = dict(pair.split("=", 1) for pair in options.heads) or {"new": str(options.work / "run" / "head")}
+    names = [Path(path).stem for path in options.evaluation]
+    size = ["--num-prompts", "2", "--output-len", "12", "--max-num-seqs", "2"] if options.tiny else [
+        "--num-prompts", str(options.num_prompts), "--output-len", str(options.max_tokens),
+        "--max-num-seqs", str(options.num_prompts),
+    ]  # fmt: skip
+    running = []
+    for name, head in heads.items():
+        for shape, flags in SHAPES.items():
+            folder = options.out / f"{name}-{shape.replace(' ', '-').replace('/', '-')}"
+            folder.mkdir(exist_ok=True)
+            arguments = [
+                "eval", "--model-dir", options.model, "--eagle-dir", head, *flags, "--dataset-name", *names,
+                "--dataset-path", *options.evaluation, "--temp", *map(str, options.temperatures), *size,
+                "--output", str(folder), "--no-pictures", "--time-limit", str(60 * options.minutes),
+            ]  # fmt: skip
+            say("eagle-jax " + " ".join(arguments))
+            with (folder / "log").open("w") as log:
+                # Several processes share a device, so none may take its memory at once.
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "eagle_jax.cli", *arguments], stdout=log, stderr=log,
+                    env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ},
+                )  # fmt: skip
+            running.append((name, shape, folder, process))
+    file, failed = options.out / "acceptance.json", 0
     rows = json.loads(file.read_text()) if file.is_file() else {}
-    target = load_target(options.model)
-    heads = {"new": options.work / "run" / "head", "shipped": shipped_head("smollm2-135m-instruct-eagle3")}
-    heads |= {Path(path).name: Path(path) for path in options.heads}
-    count, tokens = (2, 12) if options.tiny else (options.num_prompts, options.max_tokens)
-    shapes = dict(list(SHAPES.items())[:1]) if options.tiny else SHAPES
-    started = time.perf_counter()
-    for temperature in (0.0, 1.0):
-        for path in map(Path, options.evaluation):
-            turns = [json.loads(line)["turns"][0] for line in path.read_text().splitlines()][:count]
-            prompts = [
-                {"prompt_token_ids": target.tokenizer.apply_chat_template([{"role": "user", "content": t}])}
-                for t in turns
-            ]
-            for name, folder in heads.items():
-                draft = load_draft(folder, target)
-                for shape, setting in shapes.items():
-                    key = f"{name}|{path.stem}|{shape}|T={temperature:g}"
-                    if key in rows:
-                        continue
-                    if time.perf_counter() - started > 60 * options.minutes:
-                        say("no time left: run again")
-                        return 1
-                    begun = time.perf_counter()
-                    result = speculative_generate(
-                        target, draft, prompts, max_new_tokens=tokens, max_num_seqs=len(prompts), temperature=temperature,
-                        seed=list(range(len(prompts))), **setting,
-                    )  # fmt: skip
-                    metrics = list(result.metrics)
-                    rounds = sum(m.rounds for m in metrics)
-                    lengths = [m.accepted_lengths for m in metrics]
-                    first = [n for row in lengths for n in _within(row, 128)]
-                    rows[key] = {
-                        "accepted_length": sum(map(sum, lengths)) / rounds,
-                        "first_128": sum(first) / max(len(first), 1),
-                        "rounds": rounds, "tokens": sum(map(len, result.token_ids)), "prompts": len(prompts),
-                        "seconds": time.perf_counter() - begun,
-                    }  # fmt: skip
-                    file.write_text(json.dumps(rows, indent=1) + "\n")
-                    say(f"{key}: {rows[key]['accepted_length']:.3f} (first 128: {rows[key]['first_128']:.3f})")
-    return 0
+    for name, shape, folder, process in running:
+        if process.wait():
+            say(f"{name}, {shape} is not complete; see {folder / 'log'}, or run again")
+            failed = 1
+            continue
+        grouped: dict[tuple[str, str], list[list[int]]] = {}
+        for line in (folder / "rows.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            if "accepted_lengths" in row:
+                grouped.setdefault((row["dataset"], row["configuration"]), []).append(row["accepted_lengths"])
+        for (dataset, configuration), lengths in grouped.items():
+            first = [n for row in lengths for n in _within(row, 128)]
+            key = f"{name}|{dataset}|{configuration}"
+            rows[key] = {
+                "accepted_length": sum(map(sum, lengths)) / max(1, sum(map(len, lengths))),
+                "first_128": sum(first) / max(1, len(first)),
+                "rounds": sum(map(len, lengths)), "tokens": sum(map(sum, lengths)), "prompts": len(lengths),
+            }  # fmt: skip
+            say(f"{key}: {rows[key]['accepted_length']:.3f} (first 128: {rows[key]['first_128']:.3f})")
+    file.write_text(json.dumps(rows, indent=1) + "\n")
+    return failed
 
 
 def _within(lengths: list[int], tokens: int) -> list[int]:
@@ -260,11 +260,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder for JSON results")
     parser.add_argument("--prompts", nargs="+", default=[], help="prompts for synthesis")
     parser.add_argument("--evaluation", nargs="+", default=[], help=f"evaluation sets: {', '.join(SETS)}")
-    parser.add_argument("--heads", nargs="+", default=[], help="further heads to evaluate")
+    parser.add_argument(
+        "--heads",
+        nargs="+",
+        default=[],
+        metavar="NAME=HEAD",
+        help="heads to evaluate (default: that of the run, as new)",
+    )
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0], help="of evaluations")
     parser.add_argument("--minutes", type=float, default=8.5, help="stop after so long")
     parser.add_argument("--slots", type=int, default=2048)
     parser.add_argument("--invent", type=int, default=60000)
     parser.add_argument("--tokens", type=int, default=140_000_000, help="of training, padding included")
+    parser.add_argument("--batch-rows", type=int, default=32, help="of 1024 tokens")
     parser.add_argument("--five-layers", action="store_true", help="train with five capture layers")
     parser.add_argument("--rate", type=int, default=190_000, help="tokens a second that ablations are sized for")
     parser.add_argument("--seconds", type=float, default=70, help="of each ablation, compilation not counted")

@@ -88,14 +88,18 @@ class Metrics:
     """Tokens that are no padding."""
 
 
+EvaluationStep = Callable[[Parameters, Frozen, PackedBatch], tuple[Metrics, jax.Array]]
+"""Metrics, and of each position how many drafts from there equal the text, int32 `[B, T]`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The compiled steps of one run."""
+    """The steps of one run, jitted."""
 
     train: Callable[[TrainState, Frozen, PackedBatch], tuple[TrainState, Metrics]]
     """Consumes the state."""
-    evaluate: Callable[[Parameters, Frozen, PackedBatch], tuple[Metrics, jax.Array]]
-    """Metrics, and of each position how many drafts from there equal the text, int32 `[B, T]`."""
+    evaluate: jax.stages.Wrapped
+    """An `EvaluationStep`."""
 
 
 def make_programs(

@@ -5,6 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from eagle_jax.training.optimizers import make_optimizer
 from eagle_jax.training.packing import Packer, fit, prefetch
 from eagle_jax.training.records import METRICS, Recorder, draw_course, say_on_stderr
 from eagle_jax.training.sharding import Placement
-from eagle_jax.training.step import Frozen, Metrics, Programs, StepConfig, TrainState, make_programs
+from eagle_jax.training.step import EvaluationStep, Frozen, Metrics, Programs, StepConfig, TrainState, make_programs
 from eagle_jax.training.vocabulary import choose_vocabulary, count_tokens
 
 SETTINGS, VOCABULARY, CHECKPOINTS, HEAD, SPECULATORS, PICTURE = (
@@ -203,7 +204,10 @@ class _Run:
         batches = prefetch(self.packer.batches(step), self.placement.batch)
         stopped = self._is_over()
         clock = _Clock()
+        compiler = ThreadPoolExecutor(1)
         try:
+            if step < self.total and not stopped:
+                evaluation_step = self._compile_evaluation(compiler, state)
             while step < self.total and not stopped:
                 state, metrics = self.programs.train(state, self.frozen, next(batches))
                 step += 1
@@ -212,7 +216,7 @@ class _Run:
                     self._log(recorder, step, metrics, clock)
                 if step % self.config.evaluate_every == 0 or step == self.total:
                     clock.pause(metrics)
-                    self._evaluate(recorder, step, state)
+                    self._evaluate(recorder, step, state, evaluation_step)
                     stopped = self._is_over()
                     if stopped:
                         self.say(f"step {step}: no better for {self.config.patience} evaluations, stopping")
@@ -225,6 +229,7 @@ class _Run:
                 if out_of_time:
                     break
         finally:
+            compiler.shutdown(cancel_futures=True)
             batches.close()
             recorder.close()
             checkpoints.close()
@@ -250,6 +255,14 @@ class _Run:
             best_step=self.best["step"],
             tokens_per_second=clock.tokens_per_second,
         )
+
+    def _compile_evaluation(self, compiler: ThreadPoolExecutor, state: TrainState) -> EvaluationStep:
+        """Compiles the program of evaluations beside that of training: later the device would idle for it, up to a minute."""
+        # Described, not passed: the first step of training consumes the state.
+        arguments = (state.parameters, self.frozen, self.placement.batch(self.packer.assemble([])))
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arguments)
+        compiled = compiler.submit(lambda: self.programs.evaluate.lower(*shapes).compile())
+        return lambda *args: compiled.result()(*args)
 
     def _start(self, checkpoints: Checkpoints) -> TrainState:
         parameters = initial_parameters(
@@ -292,8 +305,8 @@ class _Run:
             f"{values['simulated_length']:.2f}, {clock.tokens_per_second:,.0f} tokens/s",
         )
 
-    def _evaluate(self, recorder: Recorder, step: int, state: TrainState) -> None:
-        evaluation = evaluate(self.programs, state.parameters, self.frozen, self.evaluated, self.config, self.placement)
+    def _evaluate(self, recorder: Recorder, step: int, state: TrainState, program: EvaluationStep) -> None:
+        evaluation = evaluate(program, state.parameters, self.frozen, self.evaluated, self.config, self.placement)
         better = evaluation.accepted_length > self.best["accepted_length"]
         if better:
             self.best = {"accepted_length": evaluation.accepted_length, "step": step, "worse": 0}
@@ -386,7 +399,7 @@ class _Run:
 
 
 def evaluate(
-    programs: Programs,
+    program: EvaluationStep,
     parameters: Any,
     frozen: Frozen,
     conversations: Sequence[Conversation],
@@ -407,7 +420,7 @@ def evaluate(
     for start in range(0, len(rows), config.batch_rows):
         documents = rows[start : start + config.batch_rows]
         batch = packer.assemble(documents)
-        _, matches = programs.evaluate(parameters, frozen, placement.batch(batch))
+        _, matches = program(parameters, frozen, placement.batch(batch))
         pending.append((batch, documents, matches))
     for batch, documents, matches in pending:
         host = np.asarray(matches)
