@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eagle_jax.decoding.state import DecodeState
@@ -20,10 +22,32 @@ Result = TypeVar("Result")
 
 
 def spread(body: Callable[..., Result], mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Callable[..., Result]:
-    """`body` on the arrays of each device; `body` itself without a mesh."""
+    """`body` on the arrays of each device; `body` itself without a mesh.
+
+    Arrays without elements, such as what a state has of a head that is not there, are made on each device: jax 0.11.2 compiles no
+    `shard_map` that takes one (its partitioner ends the process).
+    """
     if mesh is None:
         return body
-    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def run(*arguments: Any) -> Result:
+        leaves, structure = jax.tree.flatten(arguments)
+        specs = jax.tree.leaves(jax.tree.broadcast(in_specs, arguments))
+        given = [i for i, leaf in enumerate(leaves) if np.size(leaf)]
+
+        def with_empty(*arrays: jax.Array) -> Result:
+            own = dict(zip(given, arrays, strict=True))
+            for i in range(len(leaves)):
+                if i not in own:
+                    shape = NamedSharding(mesh, specs[i]).shard_shape(leaves[i].shape)
+                    own[i] = jnp.zeros(shape, leaves[i].dtype)
+            return body(*jax.tree.unflatten(structure, [own[i] for i in range(len(leaves))]))
+
+        taken = tuple(specs[i] for i in given)
+        mapped = jax.shard_map(with_empty, mesh=mesh, in_specs=taken, out_specs=out_specs, check_vma=False)
+        return mapped(*(leaves[i] for i in given))
+
+    return run
 
 
 def weight_specs(weights: Any, shards: int) -> Any:
@@ -88,6 +112,6 @@ def without_caches(state: DecodeState) -> DecodeState:
 
 def only_if(active: jax.Array, new: DecodeState, old: DecodeState) -> DecodeState:
     """`new` where `active` (bool scalar), else `old`, but in any case the caches of `new`."""
-    chosen = jax.tree.map(lambda a, b: jax.numpy.where(active, a, b), without_caches(new), without_caches(old))
+    chosen = jax.tree.map(lambda a, b: jnp.where(active, a, b), without_caches(new), without_caches(old))
     draft = dataclasses.replace(chosen.draft, cache=new.draft.cache)
     return dataclasses.replace(chosen, target_cache=new.target_cache, draft=draft)

@@ -203,7 +203,8 @@ class BulkDecoder:
                 limits=jnp.full((self.slots,), 2**30, jnp.int32),
                 active=jnp.ones((self.slots,), bool),
             )
-            state = decode(self._weights, state)  # compiles
+            for _ in range(2):  # compiles; a second time if the state of the first call lay elsewhere
+                state = decode(self._weights, state)
             jax.block_until_ready(state.tokens)
             start = time.perf_counter()
             state = decode(self._weights, state)

@@ -4,16 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 from support.spread import spread_module
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
 from eagle_jax.decoding.engine import Engine
 from eagle_jax.decoding.loop import decode
-from eagle_jax.decoding.placement import everywhere
+from eagle_jax.decoding.placement import everywhere, spread
 from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.parallel import make_mesh
 from eagle_jax.parallel.counting import count_collectives, total_of
-from eagle_jax.parallel.mesh import MODEL
+from eagle_jax.parallel.mesh import DATA, MODEL
 
 LAYERS = 3
 TARGET = llama_config(num_hidden_layers=LAYERS, vocab_size=9)
@@ -93,3 +94,22 @@ def test_a_mesh_of_one_device_is_no_mesh() -> None:
     assert text == lowered_round(without).as_text()
     assert "all_reduce" not in text
     assert "manual_computation" not in text
+
+
+def test_arrays_without_elements_do_not_enter_a_mesh() -> None:
+    """jax 0.11.2 ends the process where they do."""
+    mesh = make_mesh(2, 2)
+
+    def body(x: jax.Array, empty: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        assert empty["a"].shape == (4, 0)
+        assert empty["b"].dtype == jnp.int32
+        return x + empty["a"].sum(), empty["b"]
+
+    specs = (PartitionSpec(DATA), PartitionSpec(DATA)), (PartitionSpec(DATA), PartitionSpec(DATA))
+    program = spread(body, mesh, *specs)
+    arguments = jnp.arange(8.0), {"a": jnp.zeros((8, 0)), "b": jnp.zeros((8, 0, 3), jnp.int32)}
+    (equation,) = (e for e in jax.make_jaxpr(program)(*arguments).eqns if e.primitive.name == "shard_map")
+    assert [x.aval.shape for x in equation.invars] == [(8,)]
+    same, empty = jax.jit(program)(*arguments)
+    np.testing.assert_array_equal(same, np.arange(8.0))
+    assert empty.shape == (8, 0, 3)
