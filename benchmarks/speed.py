@@ -50,7 +50,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL files with `turns`")
     parser.add_argument("--num-prompts", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=192)
-    parser.add_argument("--chains", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--chains", type=int, nargs="*", default=[2, 3])
+    parser.add_argument("--auto", action="store_true", help="also the ladder, tree='auto'")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--transformers", type=int, default=0, metavar="N", help="also time N tokens of transformers")
     parser.add_argument("--out", type=Path, default=None, help="write all figures to this JSON file")
@@ -67,12 +68,13 @@ def main() -> None:
         rounds: dict[str, int] = {}
         for index, prompt in enumerate(prompts):
             common = {"prompts": {"prompt_token_ids": prompt}, "max_new_tokens": args.max_tokens}
-            for name in ["plain", *(f"chain {k}" for k in args.chains)]:
+            for name in ["plain", *(f"chain {k}" for k in args.chains), *(["auto"] if args.auto else [])]:
                 for warm in (True, False) if index == 0 else (False,):  # the first call compiles
                     if name == "plain":
                         result = generate(target, **common)
                     else:
-                        result = speculative_generate(target, draft, **common, num_speculative_tokens=int(name[6:]))
+                        shape = {"tree": "auto"} if name == "auto" else {"num_speculative_tokens": int(name[6:])}
+                        result = speculative_generate(target, draft, **common, **shape)
                     if not warm:
                         tokens = len(result.token_ids[0]) - 1
                         seconds.setdefault(name, []).append(result.timing.decode_seconds / tokens)
