@@ -16,6 +16,9 @@ SMALLEST_BLOCK = LANES
 SUBLANES = 16
 """Query rows of a tile are a multiple of this: the second-minor tile of bfloat16."""
 
+COMPILER_BYTES = 128 * 2**10
+"""VMEM that the compiler takes for itself: up to 90 KiB were seen, for v5p."""
+
 
 @functools.cache
 def _generations() -> dict[str, dict[str, int]]:
@@ -66,8 +69,9 @@ def vmem_bytes(
     columns = max(block, tail)
     # Scores, their exponentials, the visible ones, and one product before it is added; float32 products keep split operands.
     products = _padded(rows, head_dim, 4) + (3 if itemsize == 4 else 1) * one
-    scores = 3 * _padded(rows, columns, 4) + _padded(rows, columns, itemsize) + products
-    return keys + tail_keys + queries + masks + softmax + scores
+    # With windows the row of each key and the comparison with its query's first come on top.
+    scores = (3 + 2 * windows) * _padded(rows, columns, 4) + _padded(rows, columns, itemsize) + products
+    return keys + tail_keys + queries + masks + softmax + scores + COMPILER_BYTES
 
 
 def choose_tiles(

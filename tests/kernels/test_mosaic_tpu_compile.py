@@ -39,7 +39,7 @@ Results = dict[tuple[str, str], list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def compiled() -> Results:
     """Everything that the default run compiles, in one process, by list and generation."""
-    lists = "usual v5e two v5p two v6e two tpu7x shards tpu7x too_little_vmem v5e"
+    lists = "usual v5e two v5p two v6e two tpu7x tight v5e tight v5p shards tpu7x too_little_vmem v5e"
     found: Results = {}
     for result in compile_kernels(*lists.split()):
         found.setdefault((result["list"], result["generation"]), []).append(result)
@@ -61,6 +61,13 @@ def check(results: list[dict[str, Any]]) -> None:
 def test_kernels_of_usual_models(compiled: Results, generation: str) -> None:
     results = compiled["usual" if generation == "v5e" else "two", generation]
     assert len(results) == (4 if generation == "v5e" else 2)
+    check(results)
+
+
+@pytest.mark.parametrize("generation", ["v5e", "v5p"])
+def test_tiles_that_nearly_fill_their_vmem(compiled: Results, generation: str) -> None:
+    results = compiled["tight", generation]
+    assert len(results) == 2
     check(results)
 
 

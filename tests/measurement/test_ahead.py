@@ -132,6 +132,6 @@ def test_published_models_fit(model: str, topology: str, tp: int, layers: int) -
 @pytest.mark.slow
 @needs_libtpu
 def test_what_does_not_fit_is_said() -> None:
-    report = plan("--model", "8B", "--topology", "v5e:2x2", "--tp", "1", "--plain", "--batch", "1")
+    report = plan("--model", "8B", "--topology", "v5e:2x2", "--tp", "1", "--plain", "--batch", "4")
     assert not report["fits"]
     assert report["target_bytes"] > 14 * 2**30
