@@ -9,6 +9,7 @@ from eagle_jax.decoding.tree import StaticTree
 from eagle_jax.front.runner import Runner
 from eagle_jax.loading import default_target
 from eagle_jax.loading.shipped import shipped_head
+from eagle_jax.parallel import make_mesh
 
 QUESTIONS = [
     "Why is the sky blue?",
@@ -59,3 +60,26 @@ def test_the_text_of_a_seed_is_that_of_plain_decoding(models, plain, shape, slot
     seeded = results[2:6] if slots == 8 else results
     assert [result.token_ids for result in seeded] == [plain.token_ids[index] for index in order]
     assert max(n for result in seeded for n in result.metrics.accepted_lengths) > 1
+
+
+@pytest.mark.slow
+def test_three_devices_say_what_one_says(models) -> None:
+    """9 query and 3 key/value heads, and a vocabulary of 49152, over three devices; greedily and for a seed."""
+    target = load_target(default_target(), dtype="float32", mesh=make_mesh(3))
+    draft = load_draft(shipped_head("smollm2-135m-instruct-eagle3"), target)
+    params = [SamplingParams(max_tokens=24, seed=1, **SAMPLED), SamplingParams(max_tokens=24, temperature=0.0)]
+    speculating, plain = (
+        Runner(target, draft, SHAPES["dynamic tree"], max_num_seqs=2),
+        Runner(models[0], max_num_seqs=2),
+    )
+    (spread, _), (whole, _) = (
+        runner.run(runner.read(QUESTIONS[:2], chat=True), params, progress=False) for runner in (speculating, plain)
+    )
+    assert [result.token_ids for result in spread] == [result.token_ids for result in whole]
+    assert max(n for result in spread for n in result.metrics.accepted_lengths) > 2
+
+
+@pytest.mark.slow
+def test_two_devices_do_not_divide_it() -> None:
+    with pytest.raises(ValueError, match=r"num_attention_heads 9, which tensor_parallel_size 2 does not divide"):
+        load_target(default_target(), dtype="float32", mesh=make_mesh(2))
