@@ -84,7 +84,7 @@ def main() -> None:
     )
     programs = make_programs(graph, HeadTemplate(draft), step, optimizer, seed=0, placement=placement)
     begun = time.perf_counter()
-    compiled = programs.train.lower(state, frozen, PackedBatch(**rows)).compile()  # type: ignore[attr-defined]
+    compiled = programs.train.lower(state, frozen, PackedBatch(**rows)).compile()
     memory = compiled.memory_analysis()
     gib = 2**30
     print(json.dumps(vars(options) | {

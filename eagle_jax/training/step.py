@@ -96,8 +96,8 @@ EvaluationStep = Callable[[Parameters, Frozen, PackedBatch], tuple[Metrics, jax.
 class Programs:
     """The steps of one run, jitted."""
 
-    train: Callable[[TrainState, Frozen, PackedBatch], tuple[TrainState, Metrics]]
-    """Consumes the state."""
+    train: jax.stages.Wrapped
+    """A state, `Frozen` and a batch to the next state and `Metrics`; consumes the state."""
     evaluate: jax.stages.Wrapped
     """An `EvaluationStep`."""
 
