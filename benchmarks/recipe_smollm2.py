@@ -28,7 +28,8 @@ SHAPES = {
     **{f"tree {shape}": ["--tree", shape.replace("/", ",")] for shape in ("60/5/10", "60/7/10")},
 }
 FIVE_LAYERS = ("2", "8", "15", "21", "27")
-BASE = ["--method", "eagle3.1", "--loss", "lk_hybrid", "--draft-vocab-size", "16384", "--rope-theta", "10000"]
+SHAPE = ["--method", "eagle3.1", "--draft-vocab-size", "16384", "--rope-theta", "10000"]
+BASE = ["--loss", "lk_hybrid", "--learning-rate", "2e-3"]
 ABLATIONS = {
     "base": [],
     "eagle3": ["--method", "eagle3"],
@@ -66,22 +67,23 @@ def synthesize(options: argparse.Namespace) -> int:
     ])  # fmt: skip
 
 
-def training(options: argparse.Namespace, name: str, changes: list[str]) -> list[str]:
+def training(options: argparse.Namespace, name: str, changes: list[str], shape: list[str] = SHAPE) -> list[str]:
     """The command line of a training run on the synthesised data."""
     tiny = ["--sequence-length", "104", "--batch-rows", "2", "--held-out", "3", "--steps", "2", "--evaluation-depth", "3",
             "--evaluate-every", "2", "--log-every", "1", "--loss-chunk", "104"]  # fmt: skip
     full = ["--sequence-length", "1024", "--batch-rows", str(options.batch_rows), "--loss-chunk", "16384", "--held-out", "400",
             "--evaluate-every", "500", "--checkpoint-every", "1000"]  # fmt: skip
     return [
-        "train", "--model", options.model, "--data", str(options.work / "data"), "--output", str(options.work / name), *BASE,
-        "--learning-rate", "2e-3", *(tiny if options.tiny else full), *changes, "--no-picture", "--no-tensorboard", "--json",
+        "train", "--model", options.model, "--data", str(options.work / "data"), "--output", str(options.work / name), *shape,
+        *BASE, *(tiny if options.tiny else full), *changes, "--no-picture", "--no-tensorboard", "--json",
     ]  # fmt: skip
 
 
 def train(options: argparse.Namespace) -> int:
     length = ["--total-steps", "3"] if options.tiny else ["--train-tokens", str(options.tokens)]
     changes = ["--capture-layers", *FIVE_LAYERS] if options.five_layers else []
-    arguments = training(options, "run", [*changes, *length, "--max-minutes", str(options.minutes)])
+    shape = ["--from-head", options.from_head] if options.from_head else SHAPE
+    arguments = training(options, "run", [*changes, *length, "--max-minutes", str(options.minutes)], shape)
     return command([*arguments, *options.extra])
 
 
@@ -253,7 +255,11 @@ def dry_run(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="What follows -- is for `eagle-jax train`.",
+    )
     parser.add_argument("stage", choices=("synthesize", "train", "evaluate", "ablate", "dry-run"))
     parser.add_argument("--model", help="SmolLM2-135M-Instruct, a GGUF file or a folder")
     parser.add_argument("--work", type=Path, default=Path("work"), help="folder of data and runs")
@@ -274,6 +280,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=140_000_000, help="of training, padding included")
     parser.add_argument("--batch-rows", type=int, default=32, help="of 1024 tokens")
     parser.add_argument("--five-layers", action="store_true", help="train with five capture layers")
+    parser.add_argument("--from-head", metavar="HEAD", help="train this one further, instead of a new one")
     parser.add_argument("--rate", type=int, default=190_000, help="tokens a second that ablations are sized for")
     parser.add_argument("--seconds", type=float, default=70, help="of each ablation, compilation not counted")
     parser.add_argument("--only", nargs="+", choices=ABLATIONS)
@@ -282,8 +289,12 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=4, help="of the dry run, 2048 tokens each")
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="a few seconds of every stage, for trying it out")
-    parser.add_argument("extra", nargs="*", help="further options of `eagle-jax train`, after --")
-    options = parser.parse_args()
+    arguments, extra = sys.argv[1:], []
+    if "--" in arguments:
+        at = arguments.index("--")
+        arguments, extra = arguments[:at], arguments[at + 1 :]
+    options = parser.parse_args(arguments)
+    options.extra = extra
     # Programs of one call are those of the next.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.work.resolve() / "compiled"))
     stages = {"synthesize": synthesize, "train": train, "evaluate": evaluate, "ablate": ablate, "dry-run": dry_run}

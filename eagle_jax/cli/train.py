@@ -38,6 +38,12 @@ def add_parser(commands: Any) -> None:
         "--method", choices=("eagle3.1", "eagle3", "eagle"), default="eagle3.1", help="(default: %(default)s)"
     )
     head.add_argument(
+        "--from-head",
+        metavar="HEAD",
+        help="train this head further: a folder, a released head or a repository; it brings its own shape and draft vocabulary "
+        "(with --method eagle if it is EAGLE-1/2)",
+    )
+    head.add_argument(
         "--draft-vocab-size",
         type=integer(1),
         metavar="N",
@@ -50,7 +56,7 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="the target's layers whose inputs the head reads (default: EAGLE-3's three)",
     )
-    head.add_argument("--num-hidden-layers", type=integer(1), default=1, metavar="N", help="(default: %(default)s)")
+    head.add_argument("--num-hidden-layers", type=integer(1), metavar="N", help="(default: 1)")
     head.add_argument("--rope-theta", type=float, metavar="X", help="rotary base of the head (default: the target's)")
     head.add_argument(
         "--random-lm-head", action="store_true", help="start the output head at random, not from the target's rows"
@@ -214,8 +220,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_config(options: argparse.Namespace) -> Any:
-    """The configuration that the options ask for."""
-    from eagle_jax.training.config import HeadConfig, TrainingConfig
+    """The configuration that the options ask for.
+
+    Raises:
+      UsageError: --from-head together with an option that shapes a new head.
+    """
+    from eagle_jax.training.config import ExistingHead, HeadConfig, TrainingConfig
     from eagle_jax.training.losses import LossConfig
     from eagle_jax.training.optimizers import OptimizerConfig
 
@@ -224,14 +234,23 @@ def make_config(options: argparse.Namespace) -> Any:
     def default(value: Any, of_eagle: Any, else_: Any) -> Any:
         return value if value is not None else of_eagle if one else else_
 
-    return TrainingConfig(
-        head=HeadConfig(
+    head: HeadConfig | ExistingHead
+    if options.from_head is None:
+        head = HeadConfig(
             method=options.method,
             draft_vocab_size=options.draft_vocab_size,
             capture_layers=None if options.capture_layers is None else tuple(options.capture_layers),
-            num_hidden_layers=options.num_hidden_layers,
+            num_hidden_layers=options.num_hidden_layers or 1,
             rope_theta=options.rope_theta,
-        ),
+        )
+    else:
+        for name in ("draft_vocab_size", "capture_layers", "num_hidden_layers", "rope_theta", "random_lm_head"):
+            if getattr(options, name):
+                raise UsageError(f"--{name.replace('_', '-')} is for new heads; {options.from_head} brings its own")
+        head = ExistingHead(path=options.from_head, method="eagle" if one else "eagle3")
+
+    return TrainingConfig(
+        head=head,
         steps=default(options.steps, 1, 7),
         decay=options.decay,
         loss=LossConfig(

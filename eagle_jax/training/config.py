@@ -73,17 +73,27 @@ class HeadConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExistingHead:
+    """A head to be trained further; its shape and its draft vocabulary stay what they are."""
+
+    path: str
+    """A folder with config.json and weights, the name of a shipped head, or a repository of the model hub."""
+    method: Literal["eagle3", "eagle"] = "eagle3"
+    """What it must be: "eagle3" (3.1 included) or "eagle", EAGLE-1/2."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """Everything that decides what a run computes."""
 
-    head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
+    head: HeadConfig | ExistingHead = dataclasses.field(default_factory=HeadConfig)
     steps: int = 7
     """Steps of training-time test; 1 for EAGLE-1 as published."""
     decay: float = 0.8
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     init_from_embedding: bool = True
-    """Start the head's output head from the target's rows (`eagle_jax.training.head.initial_parameters`)."""
+    """Start a new head's output head from the target's rows (`eagle_jax.training.head.initial_parameters`)."""
     feature_noise: float = 0.0
     sequence_length: int = 1024
     """Tokens of a packed row, T; longer conversations are cut."""

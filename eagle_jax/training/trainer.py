@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from eagle_jax.loading import Target
+from eagle_jax.loading import Draft, Target, load_draft
 from eagle_jax.models import DraftConfig
 from eagle_jax.training.acceptance import SimulatedRounds, spans, walk
 from eagle_jax.training.attention import PackedImplementation, cudnn_refusal
 from eagle_jax.training.batch import PackedBatch
 from eagle_jax.training.checkpoints import Checkpoints
-from eagle_jax.training.config import TrainingConfig
+from eagle_jax.training.config import ExistingHead, TrainingConfig
 from eagle_jax.training.conversations import Conversation
 from eagle_jax.training.export import export_head, export_speculators
-from eagle_jax.training.head import HeadTemplate, initial_parameters
+from eagle_jax.training.head import HeadTemplate, initial_parameters, split_head
 from eagle_jax.training.optimizers import make_optimizer
 from eagle_jax.training.packing import Packer, fit, prefetch
 from eagle_jax.training.records import METRICS, Recorder, draw_course, say_on_stderr
@@ -142,7 +143,13 @@ class _Run:
         say: Callable[[str], None],
     ):
         self.target, self.output, self.config, self.placement, self.say = target, output, config, placement, say
-        self.draft: DraftConfig = config.head.build(target.config)
+        self.existing: Draft | None = None
+        self.draft: DraftConfig
+        if isinstance(config.head, ExistingHead):
+            self.existing = _load_existing(config.head, target)
+            self.draft = self.existing.config
+        else:
+            self.draft = config.head.build(target.config)
         _check_length(target, config)
         if placement.mesh is not None and config.batch_rows % placement.mesh.shape["data"]:
             raise ValueError(
@@ -166,6 +173,8 @@ class _Run:
         output.mkdir(parents=True, exist_ok=True)
         self._check_settings()
         self.vocabulary = self._vocabulary()
+        if self.existing is not None:
+            self._check_format(self.existing)
         self.template = HeadTemplate(self.draft)
         self.optimizer = make_optimizer(config.optimizer, self.total)
         self.step_config = self._step_config()
@@ -265,13 +274,16 @@ class _Run:
         return lambda *args: compiled.result()(*args)
 
     def _start(self, checkpoints: Checkpoints) -> TrainState:
-        parameters = initial_parameters(
-            self.draft,
-            self.target.model,
-            self.vocabulary,
-            seed=self.config.seed,
-            from_embedding=self.config.init_from_embedding,
-        )
+        if self.existing is not None:
+            parameters, _ = split_head(self.existing.head)
+        else:
+            parameters = initial_parameters(
+                self.draft,
+                self.target.model,
+                self.vocabulary,
+                seed=self.config.seed,
+                from_embedding=self.config.init_from_embedding,
+            )
         parameters = jax.device_put(parameters, self.placement.tree(parameters))
         state = TrainState(
             parameters=parameters, optimizer=self.optimizer.init(parameters), step=jnp.zeros((), jnp.int32)
@@ -354,7 +366,11 @@ class _Run:
         if size == whole:
             return np.arange(whole, dtype=np.int32)
         counts = count_tokens(self.training, whole)
-        ids, coverage = choose_vocabulary(counts, size)
+        if self.existing is None:
+            ids, coverage = choose_vocabulary(counts, size)
+        else:
+            ids = np.asarray(split_head(self.existing.head)[1])
+            coverage = float(counts[ids].sum() / counts.sum())
         path = self.output / VOCABULARY
         if path.is_file():
             if not np.array_equal(np.load(path), ids):
@@ -367,6 +383,27 @@ class _Run:
             f"{100 * held_out[ids].sum() / held_out.sum():.2f} % of those held out"
         )
         return ids
+
+    def _check_format(self, existing: Draft) -> None:
+        """Makes sure that the head can be written as it is, before it is trained.
+
+        Raises:
+          ValueError: EAGLE's format, as this library writes it, cannot say everything that the head's configuration says.
+        """
+        parameters, _ = split_head(existing.head)
+        folder = self.output / (HEAD + ".trial")
+        export_head(
+            folder, self.draft, self.target.config, jax.device_get(parameters), self.vocabulary, dtype="float32"
+        )
+        written = load_draft(folder, self.target, dtype="float32").config
+        shutil.rmtree(folder)
+        for field in dataclasses.fields(DraftConfig):
+            was, reads = getattr(existing.config, field.name), getattr(written, field.name)
+            if was != reads:
+                raise ValueError(
+                    f"the head {existing.name} cannot be trained further: its {field.name} is {was!r}, and would be read as "
+                    f"{reads!r} from the format that heads are written in"
+                )
 
     def _step_config(self) -> StepConfig:
         config, target = self.config, self.target.config
@@ -487,6 +524,13 @@ class _Clock:
     def resume(self) -> None:
         """Training goes on."""
         self._start = time.perf_counter()
+
+
+def _load_existing(head: ExistingHead, target: Target) -> Draft:
+    """The head to be trained further, with float32 arrays."""
+    if target.mesh is not None:
+        raise ValueError("target must not be on a mesh: data_parallel and model_parallel say how training is split")
+    return load_draft(head.path, target, dtype="float32", method=head.method)
 
 
 def _split(conversations: list[Conversation], config: TrainingConfig) -> tuple[list[Conversation], list[Conversation]]:

@@ -8,7 +8,13 @@ import pytest
 import runs
 
 from eagle_jax import load_draft, speculative_generate
+from eagle_jax.cli.app import build_parser
+from eagle_jax.cli.session import UsageError
+from eagle_jax.cli.train import make_config
+from eagle_jax.training.config import ExistingHead
 from eagle_jax.training.conversations import Conversation, DataError
+from eagle_jax.training.losses import LossConfig
+from eagle_jax.training.optimizers import OptimizerConfig
 from eagle_jax.training.trainer import RunError, train
 
 
@@ -68,6 +74,57 @@ def test_a_run_that_is_cut_after_every_step_is_the_uninterrupted_one_bit_for_bit
     other = dataclasses.replace(runs.conversation(), tokens=runs.conversation().tokens[::-1].copy())
     with pytest.raises(RunError, match="another data"):
         train(runs.target(), [other], parts, config, **options)
+
+
+@pytest.mark.parametrize("method", ["eagle3.1", pytest.param("eagle", marks=pytest.mark.slow)])
+def test_a_head_is_trained_further_from_where_it_is(tmp_path, method):
+    options = {"log_every": 1, "tensorboard": False, "picture": False, "say": runs.silent}
+    first = train(runs.target(), [runs.conversation()], tmp_path / "first", runs.config(method), **options)
+    head = ExistingHead(path=str(first.head), method="eagle" if method == "eagle" else "eagle3")
+    # A step of no length: what comes out is what went in, its draft vocabulary too.
+    still = runs.config(method, head=head, total_steps=1, optimizer=OptimizerConfig(learning_rate=1e-30))
+    same = train(runs.target(), [runs.conversation()], tmp_path / "same", still, **options)
+    for name in ("head/model.safetensors", "head/config.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "same" / name).read_bytes()
+    assert same.accepted_length == first.accepted_length
+    losses = []
+    for folder, config in (("more", dataclasses.replace(still, optimizer=OptimizerConfig(learning_rate=4e-3), total_steps=8)),
+                           ("new", runs.config(method, total_steps=8))):  # fmt: skip
+        train(runs.target(), [runs.conversation()], tmp_path / folder, config, **options)
+        rows = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+        losses.append([row["loss"] for row in rows if row["kind"] == "train"])
+    assert losses[0][0] < losses[1][2] < losses[1][0]
+    assert losses[0][-1] < losses[0][0]
+    other = ExistingHead(path=head.path, method="eagle3" if method == "eagle" else "eagle")
+    wrong = dataclasses.replace(still, head=other, loss=LossConfig(feature_weight=0.0))
+    with pytest.raises(ValueError, match=f"method '{other.method}' contradicts the tensors"):
+        train(runs.target(), [runs.conversation()], tmp_path / "wrong", wrong, **options)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--draft-vocab-size 8", "--capture-layers 0 1", "--num-hidden-layers 1", "--rope-theta 5e5", "--random-lm-head"],
+)
+def test_options_that_shape_a_new_head_do_not_go_with_an_old_one(option):
+    start = ["train", "--model", "m", "--data", "d", "--output", "o", "--epochs", "1", "--from-head", "h"]
+    with pytest.raises(UsageError, match=f"{option.split()[0]} is for new heads; h brings its own"):
+        make_config(build_parser().parse_args([*start, *option.split()]))
+    for method, head in (("eagle3", "eagle3"), ("eagle3.1", "eagle3"), ("eagle", "eagle")):
+        config = make_config(build_parser().parse_args([*start, "--method", method]))
+        assert config.head == ExistingHead(path="h", method=head)
+
+
+def test_a_head_that_the_format_cannot_say_is_refused_before_training(tmp_path):
+    options = {"log_every": 1, "tensorboard": False, "picture": False, "say": runs.silent}
+    first = train(runs.target(), [runs.conversation()], tmp_path / "first", runs.config(), **options)
+    config = json.loads((first.head / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    (first.head / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="cannot be trained further: its rope is"):
+        train(
+            runs.target(), [runs.conversation()], tmp_path / "more", runs.config(head=ExistingHead(path=str(first.head))),
+            **options,
+        )  # fmt: skip
 
 
 def test_a_mask_without_a_token_is_an_error_that_names_the_sample():
