@@ -96,12 +96,31 @@ def tiles_of(case: Case, kind: str) -> Any:
     )  # fmt: skip
 
 
+def lower(case: Case, device: jax.Device) -> tuple[dict[str, Any], Any]:
+    """The arguments as shapes, and the program."""
+    arguments = shapes(case, lambda _: SingleDeviceSharding(device))
+    return arguments, jax.jit(lambda x: tree_attention(**x, **case.options)).lower(arguments)
+
+
+def temporary_bytes(lowered: Any) -> int:
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+def cache_bytes(arguments: dict[str, Any]) -> int:
+    return 2 * arguments["cache_keys"].size * arguments["cache_keys"].dtype.itemsize
+
+
 def compile_case(case: Case, device: jax.Device) -> dict[str, Any]:
     """Through the api, as models call it."""
-    arguments = shapes(case, lambda _: SingleDeviceSharding(device))
     start = time.process_time()
-    lowered = jax.jit(lambda x: tree_attention(**x, **case.options)).lower(arguments)
-    compiled = lowered.compile()
+    arguments, lowered = lower(case, device)
+    temporaries, cache = temporary_bytes(lowered), cache_bytes(arguments)
+    copied = temporaries
+    if temporaries > 0.1 * cache:
+        # These may be queries and tails. Those of a shorter cache are as many.
+        shorter, lowered_shorter = lower(dataclasses.replace(case, capacity=case.capacity // 2), device)
+        grown = temporaries - temporary_bytes(lowered_shorter)
+        copied = round(grown * cache / (cache - cache_bytes(shorter)))
     tiles = tiles_of(case, device.device_kind)
     return {
         "case": str(case),
@@ -109,8 +128,9 @@ def compile_case(case: Case, device: jax.Device) -> dict[str, Any]:
         # Of the program before compilation: libtpu cannot print every compiled one for tpu7x.
         "kernels": lowered.as_text().count("@tpu_custom_call"),
         "tiles": dataclasses.asdict(tiles),
-        "temporaries": compiled.memory_analysis().temp_size_in_bytes,
-        "cache": 2 * arguments["cache_keys"].size * arguments["cache_keys"].dtype.itemsize,
+        "temporaries": temporaries,
+        "temporaries_due_to_cache": copied,
+        "cache": cache,
         "seconds": time.process_time() - start,
     }
 
