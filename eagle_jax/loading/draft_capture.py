@@ -110,9 +110,9 @@ def named_layers(ids: Any, key: str, convention: Convention | None, target_layer
 
 def _guess_convention(ids: list[int], key: str, target_layers: int | None) -> tuple[Convention, str | None]:
     advice = "say which with layer_id_convention='input' or 'output'"
-    # Three numbers that are EAGLE-3's default for some depth tell that depth, where the target is not at hand.
+    # EAGLE-3's default, with or without further layers between; it tells the depth where the target is not at hand.
     depth = ids[-1] + 3 if target_layers is None else target_layers
-    if ids == [2, depth // 2, depth - 3]:
+    if (ids[0], ids[-1]) == (2, depth - 3) and depth // 2 in ids:
         return "input", None
     depth = ids[-1] + 4 if target_layers is None else target_layers
     if ids[:2] == [1, depth // 2 - 1]:

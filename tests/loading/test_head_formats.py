@@ -14,6 +14,7 @@ from test_published_heads import compare
 
 from eagle_jax import load_draft
 from eagle_jax.loading import CheckpointError, inspect_checkpoint
+from eagle_jax.loading.draft_capture import named_layers
 
 BY_NAME = {row.repository: row for row in ROWS}
 OFFICIAL = BY_NAME["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"]
@@ -400,3 +401,12 @@ def test_layer_numbers_of_the_default_are_known_without_the_target(tmp_path):
         edit(head.folder, {f"eagle_config/{IDS}": ids})
         report = inspect_checkpoint(head.folder)
         assert (report.capture_layers, report.capture_layers_guessed) == (layers, guessed)
+
+
+@pytest.mark.parametrize("depth", [None, 30])
+def test_layers_between_those_of_the_default_leave_no_doubt(depth):
+    for ids, certain in (([2, 8, 15, 21, 27], True), ([2, 8, 14, 21, 27], False), ([3, 8, 15, 21, 27], False)):
+        capture = named_layers(ids, IDS, None, depth)
+        assert capture.layers == tuple(ids)
+        assert (capture.guess is None) == certain
+    assert named_layers([2, 8, 15, 21, 27], IDS, None, 32).guess is not None

@@ -111,6 +111,6 @@ def test_a_target_whose_config_is_not_supported(tmp_path):
 def test_the_shipped_head():
     report = inspect_checkpoint(SHIPPED)
     assert (report.kind, report.loads) == ("eagle3", True)
-    assert report.parameters == 14_526_720
+    assert report.parameters == 15_193_152
     assert report.vocabulary == "16384 of 49152 tokens"
     assert report.rope["theta"] == 10000.0
