@@ -135,15 +135,18 @@ print(json.dumps([str(pathlib.Path(eagle_jax.__file__).parent), [str(shipped_hea
 @pytest.mark.parametrize("source", ["wheel", "wheel of the sdist", "editable"])
 def test_a_fresh_environment_finds_the_heads_and_the_command(tmp_path, source):
     """Needs a package index: the environment gets every dependency anew."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # nothing of the clone
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     if source == "editable":
         what = ["--editable", str(ROOT)]
     else:
         what = [str(build(tmp_path / "dist", *(["--wheel"] if source == "wheel" else [])))]
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *what], check=True, cwd=tmp_path)
-    subprocess.run([python, "-m", "pip", "check"], check=True, cwd=tmp_path)
-    package, heads = json.loads(subprocess.check_output([python, "-c", CHECK], text=True, cwd=tmp_path))
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *what], check=True, cwd=tmp_path, env=environment)
+    subprocess.run([python, "-m", "pip", "check"], check=True, cwd=tmp_path, env=environment)
+    package, heads = json.loads(
+        subprocess.check_output([python, "-c", CHECK], text=True, cwd=tmp_path, env=environment)
+    )
     inside = str(tmp_path) if source != "editable" else str(ROOT)
     assert package.startswith(inside)
     assert len(heads) == len(INDEX)
