@@ -73,8 +73,8 @@ for number, traced in enumerate(rounds):
 # %%
 best = max(rounds, key=lambda traced: traced.accepted_length)
 worst = min(rounds, key=lambda traced: traced.accepted_length)
-display(SVG(tree_svg(best)))
-display(SVG(tree_svg(worst)))
+for traced in (best, worst) if worst is not best else (best,):  # the same where all rounds accepted as much
+    display(SVG(tree_svg(traced)))
 
 # %% [markdown]
 # ## Acceptance by depth
