@@ -380,6 +380,7 @@ def _transposed(ref: Any) -> Any:
 
 
 def _load(ref: Any, layout: Any, optimized: bool = True) -> Any:
-    # Before jax 0.11 `load` took the index apart from the reference, and demanded one.
-    needed = inspect.signature(plgpu.load).parameters["idx"].default is inspect.Parameter.empty
+    # Before jax 0.11 `load` took the index apart from the reference, and demanded one; since 0.12 it takes none.
+    index = inspect.signature(plgpu.load).parameters.get("idx")
+    needed = index is not None and index.default is inspect.Parameter.empty
     return plgpu.load(ref, *([...] if needed else []), layout=layout, optimized=optimized)

@@ -15,7 +15,7 @@ def test_the_released_head_is_found_by_its_name(command):
     assert report["kind"] == "eagle3"
     assert report["loads"] is True
     assert report["geometry"]["draft_vocab_size"] == 16384
-    assert report["parameters"] == 14_526_720
+    assert report["parameters"] == 15_193_152
     assert len(report["used"]) == 14
 
 
@@ -23,7 +23,7 @@ def test_the_text_says_the_same_to_people(command):
     code, out, _ = command("inspect", "smollm2-135m-instruct-eagle3")
     assert code == 0
     assert out.startswith("EAGLE-3 draft head: ")
-    assert "14,526,720" in out
+    assert "15,193,152" in out
     assert "would load" in out
 
 
