@@ -16,7 +16,7 @@ def test_the_released_head_is_found_by_its_name(command):
     assert report["loads"] is True
     assert report["geometry"]["draft_vocab_size"] == 16384
     assert report["parameters"] == 15_193_152
-    assert len(report["used"]) == 14
+    assert len(report["used"]) == 19
 
 
 def test_the_text_says_the_same_to_people(command):
