@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -276,6 +276,7 @@ class _Run:
     def _start(self, checkpoints: Checkpoints) -> TrainState:
         if self.existing is not None:
             parameters, _ = split_head(self.existing.head)
+            self.existing = None  # the state has copies: these would stay on the device all through the run
         else:
             parameters = initial_parameters(
                 self.draft,
@@ -391,12 +392,12 @@ class _Run:
           ValueError: EAGLE's format, as this library writes it, cannot say everything that the head's configuration says.
         """
         parameters, _ = split_head(existing.head)
-        folder = self.output / (HEAD + ".trial")
-        export_head(
-            folder, self.draft, self.target.config, jax.device_get(parameters), self.vocabulary, dtype="float32"
-        )
-        written = load_draft(folder, self.target, dtype="float32").config
-        shutil.rmtree(folder)
+        host = jax.device_get(parameters)
+        with tempfile.TemporaryDirectory(dir=self.output) as folder:
+            trial = export_head(
+                Path(folder) / HEAD, self.draft, self.target.config, host, self.vocabulary, dtype="float32"
+            )
+            written = load_draft(trial, self.target, dtype="float32").config
         for field in dataclasses.fields(DraftConfig):
             was, reads = getattr(existing.config, field.name), getattr(written, field.name)
             if was != reads:
