@@ -11,7 +11,8 @@
 On an H200 in bfloat16 the first makes about 50 million tokens in the time given, the second trains on them (140 million tokens
 with padding by default), the third measures the head, and the one it would replace, by real decoding, the fourth trains short
 runs that differ in one setting, the last trains a head for random weights of an 8B Llama. A stage that the time cut exits with
-1: run it again. `--tiny` makes every stage small enough for a CPU.
+1: run it again. With `--devices N`, N GPUs share the synthesis and the batches of the training, and evaluations and ablations
+run on them side by side. `--tiny` makes every stage small enough for a CPU.
 """
 
 import argparse
@@ -56,15 +57,35 @@ def command(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def start(arguments: list[str], device: int, log: Path) -> subprocess.Popen[bytes]:
+    """Runs `eagle-jax` in a process of its own, on one GPU."""
+    say(f"on device {device}: eagle-jax " + " ".join(arguments))
+    with log.open("w") as file:
+        # Several processes may share a device, so none may take its memory at once.
+        environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": str(device), **os.environ}
+        return subprocess.Popen(
+            [sys.executable, "-m", "eagle_jax.cli", *arguments], stdout=file, stderr=file, env=environment
+        )
+
+
 def synthesize(options: argparse.Namespace) -> int:
     size = ["--slots", "8", "--limit", "16", "--invent", "4", "--max-new-tokens", "24", "--max-prompt-tokens", "80"]
     full = ["--slots", str(options.slots), "--invent", str(options.invent), "--max-new-tokens", "512",
             "--max-prompt-tokens", "256"]  # fmt: skip
-    return command([
-        "synthesize", "--model", options.model, "--output", str(options.work / "data"), "--prompts", *options.prompts,
+    arguments = [
+        "synthesize", "--model", options.model, "--prompts", *options.prompts,
         "--evaluation", *options.evaluation, "--drop-overlapping", *(size if options.tiny else full),
         "--max-minutes", str(options.minutes), "--json",
-    ])  # fmt: skip
+    ]  # fmt: skip
+    if options.devices == 1:
+        return command([*arguments, "--output", str(options.work / "data")])
+    options.work.mkdir(parents=True, exist_ok=True)
+    running = []
+    for i in range(options.devices):
+        name = f"data-{i + 1}-of-{options.devices}"
+        part = ["--part", f"{i + 1}/{options.devices}", "--output", str(options.work / name)]
+        running.append(start([*arguments, *part], i, options.work / f"{name}.log"))
+    return max(abs(process.wait()) for process in running)
 
 
 def training(options: argparse.Namespace, name: str, changes: list[str], shape: list[str] = SHAPE) -> list[str]:
@@ -73,8 +94,9 @@ def training(options: argparse.Namespace, name: str, changes: list[str], shape: 
             "--evaluate-every", "2", "--log-every", "1", "--loss-chunk", "104"]  # fmt: skip
     full = ["--sequence-length", "1024", "--batch-rows", str(options.batch_rows), "--loss-chunk", "16384", "--held-out", "400",
             "--evaluate-every", "500", "--checkpoint-every", "1000"]  # fmt: skip
+    data = sorted(str(folder) for folder in options.work.glob("data*") if folder.is_dir())
     return [
-        "train", "--model", options.model, "--data", str(options.work / "data"), "--output", str(options.work / name), *shape,
+        "train", "--model", options.model, "--data", *data, "--output", str(options.work / name), *shape,
         *BASE, *(tiny if options.tiny else full), *changes, "--no-picture", "--no-tensorboard", "--json",
     ]  # fmt: skip
 
@@ -83,49 +105,49 @@ def train(options: argparse.Namespace) -> int:
     length = ["--total-steps", "3"] if options.tiny else ["--train-tokens", str(options.tokens)]
     changes = ["--capture-layers", *FIVE_LAYERS] if options.five_layers else []
     shape = ["--from-head", options.from_head] if options.from_head else SHAPE
+    changes = [*changes, "--data-parallel", str(options.devices)]
     arguments = training(options, "run", [*changes, *length, "--max-minutes", str(options.minutes)], shape)
     return command([*arguments, *options.extra])
 
 
 def ablate(options: argparse.Namespace) -> int:
-    """Runs of one length in tokens, each of about the seconds given; the first measures how many tokens that is."""
-    rows = {}
+    """Runs of one length in tokens, each of about the seconds given without compilation, as many side by side as devices."""
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "ablations.json"
-    if file.is_file():
-        rows = json.loads(file.read_text())
-    started = time.perf_counter()
-    for name in options.only or ABLATIONS:
-        if name in rows:
-            continue
-        if time.perf_counter() - started + options.seconds * 1.4 > 60 * options.minutes:
-            say(f"no time left for {name!r}: run again")
+    rows = json.loads(file.read_text()) if file.is_file() else {}
+    tokens = int(options.rate * options.seconds)
+    length = ["--total-steps", "2"] if options.tiny else ["--train-tokens", str(tokens), "--evaluate-every", "100000"]
+    waiting = [name for name in options.only or ABLATIONS if name not in rows]
+    end = time.perf_counter() + 60 * options.minutes
+    while waiting:
+        if time.perf_counter() + options.seconds * 1.4 > end:
+            say(f"no time left for {', '.join(waiting)}: run again")
             return 1
-        length = (
-            ["--total-steps", "2"] if options.tiny else ["--train-tokens", str(int(options.rate * options.seconds))]
-        )
-        changes = (
-            [*ABLATIONS[name], *length] if options.tiny else [*ABLATIONS[name], *length, "--evaluate-every", "100000"]
-        )
-        folder = "ablation-" + name.replace(" ", "-")
-        begun = time.perf_counter()
-        code = command(training(options, folder, changes))
-        if code:
-            return code
-        metrics = [json.loads(line) for line in (options.work / folder / "metrics.jsonl").read_text().splitlines()]
-        last = [row for row in metrics if row["kind"] == "evaluation"][-1]
-        speed = [row for row in metrics if row["kind"] == "train"][-1]["tokens_per_second"]
-        rows[name] = {
-            "changes": ABLATIONS[name], "chains": last["chains"], "sampled_length": last["sampled_length"],
-            "tokens_per_second": speed, "seconds": time.perf_counter() - begun,
-        }  # fmt: skip
-        file.write_text(json.dumps(rows, indent=1) + "\n")
-        say(f"{name}: {rows[name]}")
+        now, waiting = waiting[: options.devices], waiting[options.devices :]
+        running = []
+        for device, name in enumerate(now):
+            folder = "ablation-" + name.replace(" ", "-")
+            arguments = training(options, folder, [*ABLATIONS[name], *length])
+            running.append((name, folder, start(arguments, device, options.out / f"{folder}.log"), time.perf_counter()))
+        for name, folder, process, begun in running:
+            if process.wait():
+                say(f"{name} failed; see {options.out / folder}.log")
+                return 1
+            metrics = [json.loads(line) for line in (options.work / folder / "metrics.jsonl").read_text().splitlines()]
+            last = [row for row in metrics if row["kind"] == "evaluation"][-1]
+            speed = [row for row in metrics if row["kind"] == "train"][-1]["tokens_per_second"]
+            rows[name] = {
+                "changes": ABLATIONS[name], "tokens": tokens, "chains": last["chains"], "sampled_length": last["sampled_length"],
+                "tokens_per_second": speed, "seconds": time.perf_counter() - begun,
+            }  # fmt: skip
+            file.write_text(json.dumps(rows, indent=1) + "\n")
+            say(f"{name}: {rows[name]}")
     return 0
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Accepted lengths by decoding: sets x shapes x temperatures, for the new head and others; each shape in a process."""
+    """Accepted lengths by decoding: sets x shapes x temperatures, for the new head and others; each shape and temperature in a
+    process."""
     options.out.mkdir(parents=True, exist_ok=True)
     heads = dict(pair.split("=", 1) for pair in options.heads) or {"new": str(options.work / "run" / "head")}
     names = [Path(path).stem for path in options.evaluation]
@@ -136,21 +158,16 @@ def evaluate(options: argparse.Namespace) -> int:
     running = []
     for name, head in heads.items():
         for shape, flags in SHAPES.items():
-            folder = options.out / f"{name}-{shape.replace(' ', '-').replace('/', '-')}"
-            folder.mkdir(exist_ok=True)
-            arguments = [
-                "eval", "--model-dir", options.model, "--eagle-dir", head, *flags, "--dataset-name", *names,
-                "--dataset-path", *options.evaluation, "--temp", *map(str, options.temperatures), *size,
-                "--output", str(folder), "--no-pictures", "--time-limit", str(60 * options.minutes),
-            ]  # fmt: skip
-            say("eagle-jax " + " ".join(arguments))
-            with (folder / "log").open("w") as log:
-                # Several processes share a device, so none may take its memory at once.
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "eagle_jax.cli", *arguments], stdout=log, stderr=log,
-                    env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ},
-                )  # fmt: skip
-            running.append((name, shape, folder, process))
+            for temperature in options.temperatures:
+                folder = options.out / f"{name}-{shape.replace(' ', '-').replace('/', '-')}-{temperature:g}"
+                folder.mkdir(exist_ok=True)
+                arguments = [
+                    "eval", "--model-dir", options.model, "--eagle-dir", head, *flags, "--dataset-name", *names,
+                    "--dataset-path", *options.evaluation, "--temp", str(temperature), *size,
+                    "--output", str(folder), "--no-pictures", "--time-limit", str(60 * options.minutes),
+                ]  # fmt: skip
+                process = start(arguments, len(running) % options.devices, folder / "log")
+                running.append((name, f"{shape} at {temperature:g}", folder, process))
     file, failed = options.out / "acceptance.json", 0
     rows = json.loads(file.read_text()) if file.is_file() else {}
     for name, shape, folder, process in running:
@@ -274,6 +291,7 @@ def main() -> int:
         help="heads to evaluate (default: that of the run, as new)",
     )
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0], help="of evaluations")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="GPUs to use")
     parser.add_argument("--minutes", type=float, default=8.5, help="stop after so long")
     parser.add_argument("--slots", type=int, default=2048)
     parser.add_argument("--invent", type=int, default=60000)

@@ -28,6 +28,18 @@ def temperatures(text: str) -> tuple[tuple[float, float], ...]:
         ) from None
 
 
+def part(text: str) -> tuple[int, int]:
+    """An argparse type: "1/4", the first of four, as (0, 4).
+
+    Raises:
+      argparse.ArgumentTypeError: it is not that.
+    """
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/N with I from 1 to N, such as 1/4")
+    return int(index) - 1, int(count)
+
+
 def add_parser(commands: Any) -> None:
     """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
     parser = commands.add_parser(
@@ -104,6 +116,13 @@ def add_parser(commands: Any) -> None:
         "--steps-per-dispatch", type=integer(1), default=16, metavar="N", help="(default: %(default)s)"
     )
     machine.add_argument("--attention", choices=("dense", "tree"), help="(default: what is faster)")
+    machine.add_argument(
+        "--part",
+        type=part,
+        default=(0, 1),
+        metavar="I/N",
+        help="take part I of N alone, so that N processes with a device and a folder each share the work",
+    )
     machine.add_argument("--max-minutes", type=float, metavar="X", help="stop after so long")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quiet", action="store_true", help="say nothing on standard error")
@@ -126,6 +145,7 @@ def run(options: argparse.Namespace) -> int:
         min_answer_tokens=options.min_answer_tokens,
         limit=options.limit,
         seed=options.seed,
+        part=options.part,
     )
 
     def say(line: str) -> None:

@@ -43,6 +43,8 @@ class SynthesisConfig:
     limit: int | None = None
     """Take only so many prompts, at random."""
     seed: int = 0
+    part: tuple[int, int] = (0, 1)
+    """Take part i of n alone, into a folder of its own: n calls, on n devices, share the work."""
 
     def __post_init__(self) -> None:
         if not self.temperatures or any(not (t >= 0 and share > 0) for t, share in self.temperatures):
@@ -52,6 +54,9 @@ class SynthesisConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.invent < 0 or not self.invented_temperature > 0:
             raise ValueError("invent must be at least 0 and invented_temperature greater than 0")
+        index, count = self.part
+        if not 0 <= index < count:
+            raise ValueError(f"part must be (i, n) with 0 <= i < n, not {self.part}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +99,8 @@ def synthesize(
     """Lets the target answer prompts, and writes the conversations to shards in a folder; or goes on where it was interrupted.
 
     Every conversation depends on its prompt, its temperature and its seed, which follow from the settings and its place in the
-    list; what an interrupted call had begun is begun again.
+    list; what an interrupted call had begun is begun again. So the parts of `config.part` together hold what one call for all of
+    them would have written, but for invented turns that are the same as one of another part.
 
     Args:
       target: what `load_target` returned, with a tokenizer and a chat template.
@@ -150,29 +156,33 @@ def synthesize(
     )
     if decoder.timings:
         say("attention: " + ", ".join(f"{n} {ms:.2f} ms a step" for n, ms in decoder.timings.items()))
-    turns = given
+    index, count = config.part
+    places = {turn: place for place, turn in enumerate(given) if place % count == index}
     if config.invent:
         invented = _invent(decoder, tokenizer, folder, config, say)
-        kept, more = filter_turns(invented, sets, drop_overlapping=True, min_words=config.min_prompt_words, seen=seen)
-        turns = given + kept
+        kept, more = filter_turns(
+            list(invented), sets, drop_overlapping=True, min_words=config.min_prompt_words, seen=seen
+        )
+        places |= {turn: len(given) + invented[turn] for turn in kept}
         say(f"{len(kept)} of {len(invented)} invented turns kept; left out: {more}")
-    rows = tokenize_turns(tokenizer, turns, max_tokens=config.max_prompt_tokens, dropped=dropped)
+    tokenized = tokenize_turns(tokenizer, list(places), max_tokens=config.max_prompt_tokens, dropped=dropped)
+    rows = {places[turn]: ids for turn, ids in tokenized}
     say(f"{len(rows)} prompts; left out: {dropped}")
     rng = np.random.default_rng((config.seed, 3))
-    order = rng.permutation(len(rows))[: config.limit]
+    order = [place for place in rng.permutation(len(given) + config.invent).tolist() if place in rows][: config.limit]
     shares = np.array([share for _, share in config.temperatures])
-    heats = rng.choice(len(shares), size=len(rows), p=shares / shares.sum())
+    heats = rng.choice(len(shares), size=len(given) + config.invent, p=shares / shares.sum())
     writer = _Writer(folder, shard_size)
     jobs = [
         Job(
-            index=int(i),
-            prompt=rows[i][1],
+            index=i,
+            prompt=rows[i],
             max_new_tokens=config.max_new_tokens,
             temperature=config.temperatures[heats[i]][0],
-            seed=_seed(config.seed, int(i)),
+            seed=_seed(config.seed, i),
         )
         for i in order
-        if int(i) not in writer.done
+        if i not in writer.done
     ]
     if writer.done:
         say(f"going on: {len(writer.done)} prompts were answered before")
@@ -259,9 +269,10 @@ class _Writer:
 
 def _invent(
     decoder: BulkDecoder, tokenizer: Tokenizer, folder: Path, config: SynthesisConfig, say: Callable[[str], None]
-) -> list[UserTurn]:
-    """User turns by the target, made once a folder."""
+) -> dict[UserTurn, int]:
+    """User turns of the part by the target, made once a folder, and their numbers among those of all parts."""
     path = folder / INVENTED
+    part = range(config.part[0], config.invent, config.part[1])
     if not path.is_file():
         header = user_header(tokenizer)
         jobs = [
@@ -272,7 +283,7 @@ def _invent(
                 temperature=config.invented_temperature,
                 seed=_seed(config.seed + 1, i),
             )
-            for i in range(config.invent)
+            for i in part
         ]
         texts: dict[int, str] = {}
         start = time.perf_counter()
@@ -283,15 +294,15 @@ def _invent(
                 texts[answer.job.index] = tokenizer.decode(answer.token_ids.tolist()).strip() if ended else ""
         say(f"{len(texts)} user turns invented in {time.perf_counter() - start:.1f} s")
         lines = [
-            json.dumps({"source": "invented", "prompt": texts[i]}) + "\n" for i in range(config.invent) if texts[i]
+            json.dumps({"source": "invented", "prompt": texts[i], "number": i}) + "\n" for i in part if texts[i]
         ]
         partial = path.with_name(path.name + ".partial")
         partial.write_text("".join(lines), encoding="utf-8")
         partial.replace(path)
-    return [
-        UserTurn(json.loads(line)["prompt"], f"{INVENTED} line {number}")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-    ]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {
+        UserTurn(row["prompt"], f"{INVENTED} line {line}"): row["number"] for line, row in enumerate(rows, start=1)
+    }
 
 
 def _seed(seed: int, index: int) -> int:

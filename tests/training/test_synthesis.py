@@ -167,6 +167,11 @@ def test_synthesis_goes_on_where_it_was_cut_and_writes_the_same(tmp_path):
 
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
     assert {heat for *_, heat in rows(tmp_path / "whole")} == {0.0, float(np.float32(0.9))}
+    shares = [tmp_path / f"share{i}" for i in range(2)]
+    for i, folder in enumerate(shares):
+        synthesize(target, folder, dataclasses.replace(config, part=(i, 2)), **options)
+    assert sorted(rows(shares[0]) + rows(shares[1])) == rows(tmp_path / "whole")
+    assert min(len(rows(folder)) for folder in shares) >= 4
     with pytest.raises(DataError, match="begun with another max_new_tokens: 10, not 9"):
         synthesize(target, tmp_path / "parts", dataclasses.replace(config, max_new_tokens=9), **options)
     evaluation = tmp_path / "evaluation.jsonl"
