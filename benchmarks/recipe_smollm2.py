@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 SETS = ("mt_bench", "humaneval", "gsm8k")
 SHAPES = {
@@ -47,6 +48,12 @@ ABLATIONS = {
 
 def say(line: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file."""
+    with path.open(encoding="utf-8") as file:  # not splitlines(): an answer may hold one of the rarer separators
+        return [json.loads(line) for line in file]
 
 
 def command(arguments: list[str]) -> int:
@@ -133,7 +140,7 @@ def ablate(options: argparse.Namespace) -> int:
             if process.wait():
                 say(f"{name} failed; see {options.out / folder}.log")
                 return 1
-            metrics = [json.loads(line) for line in (options.work / folder / "metrics.jsonl").read_text().splitlines()]
+            metrics = lines(options.work / folder / "metrics.jsonl")
             last = [row for row in metrics if row["kind"] == "evaluation"][-1]
             speed = [row for row in metrics if row["kind"] == "train"][-1]["tokens_per_second"]
             rows[name] = {
@@ -176,8 +183,7 @@ def evaluate(options: argparse.Namespace) -> int:
             failed = 1
             continue
         grouped: dict[tuple[str, str], list[list[int]]] = {}
-        for line in (folder / "rows.jsonl").read_text().splitlines():
-            row = json.loads(line)
+        for row in lines(folder / "rows.jsonl"):
             if "accepted_lengths" in row:
                 grouped.setdefault((row["dataset"], row["configuration"]), []).append(row["accepted_lengths"])
         for (dataset, configuration), lengths in grouped.items():

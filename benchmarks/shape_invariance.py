@@ -89,7 +89,7 @@ def main() -> None:
     target = load_target(args.target, dtype=args.dtype)
     draft = load_draft(args.draft or shipped_head("smollm2-135m-instruct-eagle3"), target)
     assert target.tokenizer is not None
-    turns = [json.loads(line)["turns"][0] for line in args.prompts.read_text().splitlines()]
+    turns = [json.loads(line)["turns"][0] for line in args.prompts.open(encoding="utf-8")]
     prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": turn}]) for turn in turns]
     prompts = [prompt for prompt in prompts if len(prompt) + args.max_tokens <= args.max_model_len][: args.num_prompts]
     table = Table(

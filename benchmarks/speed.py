@@ -62,7 +62,7 @@ def main() -> None:
     report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "settings": vars(args), "sets": {}}
     table = Table("set", "decoding", "ms / token", "speed-up", "accepted length", "ms / round")
     for file in args.prompts:
-        turns = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()][: args.num_prompts]
+        turns = [json.loads(line)["turns"][0] for line in file.open(encoding="utf-8")][: args.num_prompts]
         prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": turn}]) for turn in turns]
         seconds: dict[str, list[float]] = {}
         rounds: dict[str, int] = {}

@@ -53,8 +53,9 @@ def check(results: list[dict[str, Any]]) -> None:
         assert result["kernels"] == 1
         # The compiler is given this number as its limit.
         assert result["tiles"]["vmem_bytes"] <= VMEM
-        # The cache is read as it lies: no head_dim makes XLA copy it into another layout first.
-        assert result["temporaries_due_to_cache"] < 0.1 * result["cache"]
+        # The cache is read as it lies: no head_dim makes XLA copy it into another layout first. A copy of the keys alone would be
+        # half of it; the lists of blocks, which grow with the capacity too, are next to nothing but for the smallest caches.
+        assert result["temporaries_due_to_cache"] < 0.25 * result["cache"]
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
