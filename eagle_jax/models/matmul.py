@@ -21,7 +21,7 @@ CPU_COMPILER_OPTIONS: dict[str, str | bool] = {
 def matmul(x: jax.Array, weight: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
     """`x [..., in]` times the transpose of `weight [out, in]`, accumulated in float32; `out_dtype` defaults to x's."""
     rows = x.size // x.shape[-1]
-    if rows <= SKINNY_ROWS and x.dtype == weight.dtype == jnp.float32:
+    if rows <= min(SKINNY_ROWS, weight.shape[0]) and x.dtype == weight.dtype == jnp.float32:
         flat = x.reshape(rows, x.shape[-1])
         y = jax.lax.platform_dependent(flat, weight, cpu=_skinny_matmul, default=_matmul)
         y = y.reshape(*x.shape[:-1], weight.shape[0])
@@ -60,9 +60,9 @@ def _skinny_matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     place of 65 on two AVX2 cores.
     """
     rows, outputs = x.shape[0], weight.shape[0]
-    # Without this, XLA fuses the producers of x into the reduction and recomputes them for every output. It does not duplicate
-    # a division, and cannot fold one by a number that it does not know.
-    x = x / jnp.where(jnp.isinf(weight[0, 0]), 2.0, 1.0)
+    # Without this, XLA fuses the producers of x into the reduction and recomputes them for every output. It does not duplicate a
+    # division, and cannot turn one into a product unless it is by a scalar.
+    x = x / jnp.where(jnp.isinf(weight[:rows]), 2.0, 1.0)
     # Two streams of weight rows give the few accumulators of a small T enough independent chains.
     streams = 2 if outputs % 2 == 0 and rows <= 6 else 1
     size = outputs // streams
