@@ -189,7 +189,7 @@ def default_ladder(head: "DraftConfig", platform: str, num_speculative_tokens: i
       num_speculative_tokens: length of the chain that the head's checkpoint asks for, which is then a rung too.
     """
     if platform == "cpu":
-        trees = [TreeConfig.chain(1), TreeConfig.chain(2), TreeConfig.chain(3)]
+        trees = [TreeConfig.chain(1), TreeConfig.chain(3), TreeConfig.chain(5)]
     else:
         largest = DEFAULT_TREES[head.method]
         sizes = (largest.total_tokens, largest.depth, largest.top_k)

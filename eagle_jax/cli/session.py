@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from eagle_jax.loading import Draft, Target
 
 DEFAULT_HEAD = "smollm2-135m-instruct-eagle3"
-DEFAULT_CHAIN_CPU, DEFAULT_CHAIN = 2, 5
+DEFAULT_CHAIN_CPU, DEFAULT_CHAIN = 3, 5
 """Drafted tokens a round where the user does not say: on a CPU each row of a forward costs time, elsewhere a few are free."""
 
 

@@ -29,10 +29,11 @@ def test_the_answer_and_the_table(demo, chat_model):
         "accepted length, bonus included",
         "accepted at draft position 1",
         "accepted at draft position 2",
+        "accepted at draft position 3",
         "compile time",
     ):
         assert row in out
-    assert "draft position 3" not in out
+    assert "draft position 4" not in out
     assert "Both gave the same tokens: 16 of them." in out
     assert "Running on cpu" in err
 
@@ -41,13 +42,13 @@ def test_the_measurements_as_json(demo):
     code, out, _ = demo("--json", "--repeats", "2")
     assert code == 0
     found = json.loads(out)
-    assert found["tree"] == {"total_tokens": 3, "depth": 1, "top_k": 1}  # the default on CPU: a chain of 2
+    assert found["tree"] == {"total_tokens": 4, "depth": 2, "top_k": 1}  # the default on CPU: a chain of 3
     assert found["tokens"] == 16
     assert found["same_tokens"] is True
     assert len(found["plain"]) == len(found["speculative"]) == 2
     assert min(found["plain"] + found["speculative"]) > 0
     assert found["speed_up"] == pytest.approx(sum(found["speculative"]) / sum(found["plain"]), rel=1e-6)
-    assert len(found["metrics"]["acceptance_rates"]) == 2
+    assert len(found["metrics"]["acceptance_rates"]) == 3
     assert found["metrics"]["mean_acceptance_length"] == pytest.approx(15 / found["metrics"]["rounds"])
 
 
