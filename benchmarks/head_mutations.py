@@ -38,8 +38,8 @@ def right(target: Target) -> Draft:
 
 def shifted(target: Target) -> Draft:
     layers = load_draft(HEAD, target).config.capture_layers
-    ids = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in layers], "use_aux_hidden_state": True}
-    draft = load_draft(HEAD, target, config_overrides={"eagle_config": ids}, layer_id_convention="input")
+    ids = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in layers]}
+    draft = load_draft(HEAD, target, config_overrides=ids, layer_id_convention="input")
     assert draft.config.capture_layers == tuple(layer + 1 for layer in layers)
     return draft
 
