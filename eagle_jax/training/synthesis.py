@@ -41,7 +41,7 @@ class SynthesisConfig:
     min_answer_tokens: int = 8
     """Shorter answers are left out: they hold next to nothing to draft."""
     limit: int | None = None
-    """Take only so many prompts, at random."""
+    """Take only so many prompts, of the part, at random."""
     seed: int = 0
     part: tuple[int, int] = (0, 1)
     """Take part i of n alone, into a folder of its own: n calls, on n devices, share the work."""
