@@ -65,11 +65,13 @@ def command(arguments: list[str]) -> int:
 
 
 def start(arguments: list[str], device: int, log: Path) -> subprocess.Popen[bytes]:
-    """Runs `eagle-jax` in a process of its own, on one GPU."""
-    say(f"on device {device}: eagle-jax " + " ".join(arguments))
+    """Runs `eagle-jax` in a process of its own, on one of the GPUs that this one may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    name = visible.split(",")[device] if visible else str(device)
+    say(f"on device {name}: eagle-jax " + " ".join(arguments))
     with log.open("w") as file:
         # Several processes may share a device, so none may take its memory at once.
-        environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": str(device), **os.environ}
+        environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "CUDA_VISIBLE_DEVICES": name}
         return subprocess.Popen(
             [sys.executable, "-m", "eagle_jax.cli", *arguments], stdout=file, stderr=file, env=environment
         )
