@@ -68,7 +68,9 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="let the target invent N user turns from its chat template",
     )
-    prompts.add_argument("--limit", type=integer(1), metavar="N", help="take only N of all these, or of the part, at random")
+    prompts.add_argument(
+        "--limit", type=integer(1), metavar="N", help="take only N of all these, or of the part, at random"
+    )
     prompts.add_argument(
         "--evaluation",
         nargs="+",

@@ -293,16 +293,12 @@ def _invent(
                 ended = len(answer.token_ids) < config.max_invented_tokens
                 texts[answer.job.index] = tokenizer.decode(answer.token_ids.tolist()).strip() if ended else ""
         say(f"{len(texts)} user turns invented in {time.perf_counter() - start:.1f} s")
-        lines = [
-            json.dumps({"source": "invented", "prompt": texts[i], "number": i}) + "\n" for i in part if texts[i]
-        ]
+        lines = [json.dumps({"source": "invented", "prompt": texts[i], "number": i}) + "\n" for i in part if texts[i]]
         partial = path.with_name(path.name + ".partial")
         partial.write_text("".join(lines), encoding="utf-8")
         partial.replace(path)
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {
-        UserTurn(row["prompt"], f"{INVENTED} line {line}"): row["number"] for line, row in enumerate(rows, start=1)
-    }
+    return {UserTurn(row["prompt"], f"{INVENTED} line {line}"): row["number"] for line, row in enumerate(rows, start=1)}
 
 
 def _seed(seed: int, index: int) -> int:
