@@ -27,7 +27,7 @@ def test_import_takes_less_than_a_second_beyond_jax_and_flax(statement):
         {statement}
         print(time.process_time() - start)
     """
-    assert min(float(run(code)) for _ in range(3)) < 1.0
+    assert any(float(run(code)) < 1.0 for _ in range(3))
 
 
 @pytest.mark.parametrize("statement", [*IMPORTS, "import eagle_jax.cli"])
