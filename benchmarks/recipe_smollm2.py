@@ -64,10 +64,17 @@ def command(arguments: list[str]) -> int:
     return main(arguments)
 
 
-def start(arguments: list[str], device: int, log: Path) -> subprocess.Popen[bytes]:
-    """Runs `eagle-jax` in a process of its own, on one of the GPUs that this one may use."""
+def device_names(count: int) -> list[str]:
+    """The GPUs that processes of this one may use, `count` of them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    name = visible.split(",")[device] if visible else str(device)
+    names = visible.split(",") if visible else [str(i) for i in range(count)]
+    if len(names) < count:
+        sys.exit(f"--devices {count} is more than CUDA_VISIBLE_DEVICES={visible} allows")
+    return names[:count]
+
+
+def start(arguments: list[str], name: str, log: Path) -> subprocess.Popen[bytes]:
+    """Runs `eagle-jax` in a process of its own, on one GPU."""
     say(f"on device {name}: eagle-jax " + " ".join(arguments))
     with log.open("w") as file:
         # Several processes may share a device, so none may take its memory at once.
@@ -90,10 +97,10 @@ def synthesize(options: argparse.Namespace) -> int:
         return command([*arguments, "--output", str(options.work / "data")])
     options.work.mkdir(parents=True, exist_ok=True)
     running = []
-    for i in range(options.devices):
-        name = f"data-{i + 1}-of-{options.devices}"
-        part = ["--part", f"{i + 1}/{options.devices}", "--output", str(options.work / name)]
-        running.append(start([*arguments, *part], i, options.work / f"{name}.log"))
+    for i, device in enumerate(device_names(options.devices), start=1):
+        name = f"data-{i}-of-{options.devices}"
+        part = ["--part", f"{i}/{options.devices}", "--output", str(options.work / name)]
+        running.append(start([*arguments, *part], device, options.work / f"{name}.log"))
     return max(abs(process.wait()) for process in running)
 
 
@@ -103,9 +110,11 @@ def training(options: argparse.Namespace, name: str, changes: list[str], shape: 
             "--evaluate-every", "2", "--log-every", "1", "--loss-chunk", "104"]  # fmt: skip
     full = ["--sequence-length", "1024", "--batch-rows", str(options.batch_rows), "--loss-chunk", "16384", "--held-out", "400",
             "--evaluate-every", "500", "--checkpoint-every", "1000"]  # fmt: skip
-    data = sorted(str(folder) for folder in options.work.glob("data*") if folder.is_dir())
+    data = sorted(folder for folder in options.work.glob("data*") if folder.is_dir())
+    if len({folder.name.partition("-of-")[2] for folder in data}) != 1:
+        sys.exit(f"{options.work} must hold one synthesis, of one number of devices, and has {[f.name for f in data]}")
     return [
-        "train", "--model", options.model, "--data", *data, "--output", str(options.work / name), *shape,
+        "train", "--model", options.model, "--data", *map(str, data), "--output", str(options.work / name), *shape,
         *BASE, *(tiny if options.tiny else full), *changes, "--no-picture", "--no-tensorboard", "--json",
     ]  # fmt: skip
 
@@ -129,28 +138,31 @@ def ablate(options: argparse.Namespace) -> int:
     waiting = [name for name in options.only or ABLATIONS if name not in rows]
     end = time.perf_counter() + 60 * options.minutes
     while waiting:
-        if time.perf_counter() + options.seconds * 1.4 > end:
+        if time.perf_counter() + options.seconds + 60 > end:  # a minute to load, compile and evaluate
             say(f"no time left for {', '.join(waiting)}: run again")
             return 1
         now, waiting = waiting[: options.devices], waiting[options.devices :]
         running = []
-        for device, name in enumerate(now):
+        for device, name in zip(device_names(options.devices), now, strict=False):
             folder = "ablation-" + name.replace(" ", "-")
             arguments = training(options, folder, [*ABLATIONS[name], *length])
-            running.append((name, folder, start(arguments, device, options.out / f"{folder}.log"), time.perf_counter()))
-        for name, folder, process, begun in running:
-            if process.wait():
+            running.append((name, folder, start(arguments, device, options.out / f"{folder}.log")))
+        failed = [name for name, _, process in running if process.wait()]
+        for name, folder, _ in running:
+            if name in failed:
                 say(f"{name} failed; see {options.out / folder}.log")
-                return 1
+                continue
             metrics = lines(options.work / folder / "metrics.jsonl")
             last = [row for row in metrics if row["kind"] == "evaluation"][-1]
             speed = [row for row in metrics if row["kind"] == "train"][-1]["tokens_per_second"]
             rows[name] = {
                 "changes": ABLATIONS[name], "tokens": tokens, "chains": last["chains"], "sampled_length": last["sampled_length"],
-                "tokens_per_second": speed, "seconds": time.perf_counter() - begun,
+                "tokens_per_second": speed, "seconds": tokens / speed,
             }  # fmt: skip
             file.write_text(json.dumps(rows, indent=1) + "\n")
             say(f"{name}: {rows[name]}")
+        if failed:
+            return 1
     return 0
 
 
@@ -164,10 +176,10 @@ def evaluate(options: argparse.Namespace) -> int:
         "--num-prompts", str(options.num_prompts), "--output-len", str(options.max_tokens),
         "--max-num-seqs", str(options.num_prompts),
     ]  # fmt: skip
-    running = []
+    devices, running = device_names(options.devices), []
     for name, head in heads.items():
-        for shape, flags in SHAPES.items():
-            for temperature in options.temperatures:
+        for temperature in options.temperatures:
+            for shape, flags in SHAPES.items():
                 folder = options.out / f"{name}-{shape.replace(' ', '-').replace('/', '-')}-{temperature:g}"
                 folder.mkdir(exist_ok=True)
                 arguments = [
@@ -175,7 +187,7 @@ def evaluate(options: argparse.Namespace) -> int:
                     "--dataset-path", *options.evaluation, "--temp", str(temperature), *size,
                     "--output", str(folder), "--no-pictures", "--time-limit", str(60 * options.minutes),
                 ]  # fmt: skip
-                process = start(arguments, len(running) % options.devices, folder / "log")
+                process = start(arguments, devices[len(running) % len(devices)], folder / "log")
                 running.append((name, f"{shape} at {temperature:g}", folder, process))
     file, failed = options.out / "acceptance.json", 0
     rows = json.loads(file.read_text()) if file.is_file() else {}

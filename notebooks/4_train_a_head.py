@@ -15,7 +15,7 @@
 #
 # A head learns to guess one target, so the target writes the data. The same three steps work for any supported target: answer prompts, train,
 # decode. Here they run with SmolLM2 and little data: enough to see the loss fall and the head accepted now and then. The head that comes
-# with the library took 45 million tokens and 13 minutes on one H200.
+# with the library took 106 million tokens of answers and 42 minutes of an H200.
 
 # %%
 # Variables for JAX count only if they are set before it is imported for the first time: restart the runtime if it was.

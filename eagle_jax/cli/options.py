@@ -93,7 +93,7 @@ def add_draft_shape_options(parser: argparse.ArgumentParser) -> None:
         "--num-speculative-tokens",
         type=integer(1),
         metavar="N",
-        help="draft a chain of N tokens a round (default: 2 on CPU, where each row of a forward costs time, else 5)",
+        help="draft a chain of N tokens a round (default: 3 on CPU, where each row of a forward costs time, else 5)",
     )
     group.add_argument(
         "--tree",

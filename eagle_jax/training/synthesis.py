@@ -99,8 +99,8 @@ def synthesize(
     """Lets the target answer prompts, and writes the conversations to shards in a folder; or goes on where it was interrupted.
 
     Every conversation depends on its prompt, its temperature and its seed, which follow from the settings and its place in the
-    list; what an interrupted call had begun is begun again. So the parts of `config.part` together hold what one call for all of
-    them would have written, but for invented turns that are the same as one of another part.
+    list; what an interrupted call had begun is begun again. So, without a limit, the parts of `config.part` together hold what
+    one call for all of them would have written, but for invented turns that are the same as one of another part.
 
     Args:
       target: what `load_target` returned, with a tokenizer and a chat template.
