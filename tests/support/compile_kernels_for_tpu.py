@@ -117,10 +117,10 @@ def compile_case(case: Case, device: jax.Device) -> dict[str, Any]:
     temporaries, cache = temporary_bytes(lowered), cache_bytes(arguments)
     copied = temporaries
     if temporaries > 0.1 * cache:
-        # These may be queries and tails. Those of a shorter cache are as many.
-        shorter, lowered_shorter = lower(dataclasses.replace(case, capacity=case.capacity // 2), device)
-        grown = temporaries - temporary_bytes(lowered_shorter)
-        copied = round(grown * cache / (cache - cache_bytes(shorter)))
+        # These may be queries and outputs, which XLA keeps here or in VMEM as it sees fit. Beside a far longer cache they are little.
+        longer, lowered_longer = lower(dataclasses.replace(case, capacity=16 * case.capacity), device)
+        grown = max(0, temporary_bytes(lowered_longer) - temporaries)
+        copied = round(grown * cache / (cache_bytes(longer) - cache))
     tiles = tiles_of(case, device.device_kind)
     return {
         "case": str(case),
