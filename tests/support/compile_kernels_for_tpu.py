@@ -117,7 +117,7 @@ def compile_case(case: Case, device: jax.Device) -> dict[str, Any]:
     temporaries, cache = temporary_bytes(lowered), cache_bytes(arguments)
     copied = temporaries
     if temporaries > 0.1 * cache:
-        # These may be queries and outputs, which XLA keeps here or in VMEM as it sees fit. Beside a far longer cache they are little.
+        # These may be queries and outputs, which XLA keeps here or in VMEM as it sees fit: little beside a far longer cache.
         longer, lowered_longer = lower(dataclasses.replace(case, capacity=16 * case.capacity), device)
         grown = max(0, temporary_bytes(lowered_longer) - temporaries)
         copied = round(grown * cache / (cache_bytes(longer) - cache))
