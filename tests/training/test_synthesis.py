@@ -1,5 +1,6 @@
 """Data that the target writes: the bulk decoder against `generate`, shards that go on where they were cut, and refusals."""
 
+import argparse
 import dataclasses
 import json
 import types
@@ -9,6 +10,7 @@ import pytest
 import runs
 
 from eagle_jax import generate
+from eagle_jax.cli.synthesize import part
 from eagle_jax.training.conversations import DataError, encode_conversation, read_shards, write_shard
 from eagle_jax.training.decoder import BulkDecoder, Job, prompt_buckets
 from eagle_jax.training.overlap import EvaluationSets
@@ -140,13 +142,15 @@ class Numbers:
 
 
 def test_synthesis_goes_on_where_it_was_cut_and_writes_the_same(tmp_path):
-    target = dataclasses.replace(runs.target(), tokenizer=Numbers())
+    tiny = runs.target()
+    ends = dataclasses.replace(tiny.config, eos_token_ids=(95, 96))  # or no invented turn would come to its end
+    target = dataclasses.replace(tiny, tokenizer=Numbers(), config=ends)
     rng = np.random.default_rng(1)
     file = tmp_path / "prompts.jsonl"
     texts = [" ".join(map(str, rng.integers(0, 90, rng.integers(2, 12)))) for _ in range(9)]
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in [*texts, texts[0]]))
     config = SynthesisConfig(
-        invent=3, max_invented_tokens=6, max_prompt_tokens=14, max_new_tokens=10, temperatures=((0, 1), (0.9, 1)),
+        invent=40, max_invented_tokens=12, max_prompt_tokens=14, max_new_tokens=10, temperatures=((0, 1), (0.9, 1)),
         min_prompt_words=1,
     )  # fmt: skip
     options = {"prompts": [file], "slots": 4, "shard_size": 3, "steps_per_dispatch": 5, "say": runs.silent}
@@ -171,6 +175,14 @@ def test_synthesis_goes_on_where_it_was_cut_and_writes_the_same(tmp_path):
     for i, folder in enumerate(shares):
         synthesize(target, folder, dataclasses.replace(config, part=(i, 2)), **options)
     assert sorted(rows(shares[0]) + rows(shares[1])) == rows(tmp_path / "whole")
+
+    def invented(folder):
+        return [json.loads(line) for line in (folder / "invented.jsonl").open()]
+
+    assert all(row["number"] % 2 == i for i, folder in enumerate(shares) for row in invented(folder))
+    both = sorted(invented(shares[0]) + invented(shares[1]), key=lambda row: row["number"])
+    assert both == invented(tmp_path / "whole")
+    assert len(both) >= 2
     assert min(len(rows(folder)) for folder in shares) >= 4
     with pytest.raises(DataError, match="begun with another max_new_tokens: 10, not 9"):
         synthesize(target, tmp_path / "parts", dataclasses.replace(config, max_new_tokens=9), **options)
@@ -180,6 +192,13 @@ def test_synthesis_goes_on_where_it_was_cut_and_writes_the_same(tmp_path):
         DataError, match=r"prompts\.jsonl line 5 overlaps with the evaluation sample evaluation\.jsonl line 1"
     ):
         synthesize(target, tmp_path / "other", config, evaluation=[evaluation], **options)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/0", "a/b", "-1/2"])
+def test_a_part_that_there_is_not_is_refused(text):
+    assert part("2/2") == (1, 2)
+    with pytest.raises(argparse.ArgumentTypeError, match="is not I/N with I from 1 to N"):
+        part(text)
 
 
 def test_shards_give_back_what_was_written(tmp_path):
