@@ -123,6 +123,9 @@ def to_text(report: dict[str, Any]) -> str:
     limit = "of unknown memory" if report["device_bytes"] is None else f"of {_gib(report['device_bytes'])}"
     if "total_bytes" in report:
         lines.append(f"  temporaries {_gib(report['temporary_bytes'])}; all {_gib(report['total_bytes'])} {limit}")
+        if report["flops"] is not None and report["bytes_accessed"] is not None:
+            counted = f"{report['flops'] / 1e9:.0f} GFLOP, {report['bytes_accessed'] / 1e9:.1f} GB"
+            lines.append(f"  a round on each device, by XLA's count without kernels: {counted}")
         collectives = {part: sum(kinds.values()) for part, kinds in report["collectives"].items()}
         told = ", ".join(f"{part} {count}" for part, count in collectives.items()) or "none"
         lines.append(f"  collectives a round: {sum(collectives.values())} ({told})")

@@ -74,8 +74,9 @@ def compile_ahead(
       devices: real ones or those of a topology.
 
     Returns:
-      Bytes of one device, whether they fit, collectives of a round by part and kind, and the seconds that compiling took; what
-      can be written as JSON.
+      Bytes of one device, whether they fit, XLA's own count of a round's operations and of the bytes it moves on a device
+      (kernels, such as attention, left out; None where it has no count), collectives of a round by part and kind, and the
+      seconds that compiling took; what can be written as JSON.
 
     Raises:
       ValueError: numbers that do not divide, or too few devices.
@@ -141,11 +142,14 @@ def compile_ahead(
     assert memory is not None
     used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     used += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    cost = compiled.cost_analysis() or {}
     return report | {
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "total_bytes": used,
         "fits": None if limit is None else used <= limit,
+        "flops": cost.get("flops"),
+        "bytes_accessed": cost.get("bytes accessed"),
         "collectives": count_collectives(_text(lowered, compiled)),
         "compile_seconds": time.perf_counter() - start,
     }

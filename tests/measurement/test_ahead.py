@@ -67,10 +67,13 @@ def test_a_report_for_people() -> None:
         "settings": settings | {"batch": 8, "max_model_len": 4096, "dtype": "bfloat16"},
         "target_bytes": 2**34, "draft_bytes": 2**31, "cache_bytes": 2**30, "argument_bytes": 2**34,
         "temporary_bytes": 2**28, "total_bytes": 2**34, "fits": True, "compile_seconds": 3.0,
+        "flops": 2.5e11, "bytes_accessed": 1.84e10,
         "collectives": {"draft": {"all-reduce": 1}, "verify": {"all-reduce": 161, "all-gather": 1}},
     }  # fmt: skip
     text = to_text(report)
     assert "all 16.00 GiB of 95.00 GiB" in text
+    assert "250 GFLOP, 18.4 GB" in text
+    assert "GFLOP" not in to_text(report | {"flops": None})
     assert "collectives a round: 163 (draft 1, verify 162)" in text
     assert "it fits" in text
     assert "does NOT fit: no room" in to_text(report | {"fits": False, "reason": "no room"})
@@ -111,6 +114,9 @@ def plan(*arguments: str) -> dict[str, Any]:
     [
         ("8B", "v5e:2x2", 4, 32),
         ("8B", "v6e:1x1x1", 1, 32),
+        ("8B", "v5p:2x2x2", 1, 32),
+        ("8B", "tpu7x:2x2x1", 1, 32),
+        ("70B", "v5e:4x4", 16, 80),
         ("70B", "v5p:2x2x2", 8, 80),
         ("70B", "v6e:2x4x1", 8, 80),
         ("70B", "tpu7x:2x2x1", 8, 80),
@@ -122,6 +128,7 @@ def test_published_models_fit(model: str, topology: str, tp: int, layers: int) -
     print(report)
     assert report["fits"]
     assert report["devices"] == tp
+    assert report["flops"] > 2 * 60 * 8 * report["target_bytes"] / 2 / 2
     assert report["argument_bytes"] >= report["target_bytes"] + report["draft_bytes"] + report["cache_bytes"]
     if tp == 1:
         assert report["collectives"] == {}
