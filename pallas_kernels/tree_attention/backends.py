@@ -54,8 +54,9 @@ class Choice:
     """The backend."""
     refusals: dict[str, str]
     """Reason of each backend that was tried first, by its name."""
-    function: Function = dataclasses.field(repr=False, compare=False)
-    """The operation: takes the arrays of `tree_attention` as they stand in its signature, and its options by name."""
+    function: Callable[..., Any] = dataclasses.field(repr=False, compare=False)
+    """The operation: takes the arrays of `tree_attention` as they stand in its signature, and its options by name. Of
+    `pallas_kernels.cache_write` likewise those of `write_rows`."""
 
 
 def choose(

@@ -1,0 +1,79 @@
+"""The write of rows as one JAX primitive, so that its backend can be chosen when the program is lowered.
+
+See `pallas_kernels.tree_attention.operation`. Differentiated or mapped by `jax.vmap`, the operation is its XLA reference.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from pallas_kernels.cache_write.backends import Implementation, choose
+from pallas_kernels.cache_write.reference import reference_write_rows
+from pallas_kernels.tree_attention.backends import Device
+from pallas_kernels.tree_attention.operation import PLATFORMS, _vary_alike
+
+write_rows_p = Primitive("write_rows")
+write_rows_p.multiple_results = True
+
+
+def bind(
+    buffers: Sequence[jax.Array],
+    rows: Sequence[jax.Array],
+    path: jax.Array | None,
+    start: jax.Array,
+    *,
+    implementation: Implementation | None,
+) -> list[jax.Array]:
+    """Puts the operation into the program."""
+    chosen = [] if path is None else [path]
+    operands = _vary_alike([*buffers, *rows, *chosen, start])
+    with jax.named_scope("write_rows"):
+        return write_rows_p.bind(*operands, count=len(buffers), implementation=implementation)
+
+
+def _arguments(operands: Sequence[Any], count: int) -> tuple[list[Any], list[Any], Any, Any]:
+    """Buffers, rows, path and start."""
+    *path, start = operands[2 * count :]
+    return list(operands[:count]), list(operands[count : 2 * count]), path[0] if path else None, start
+
+
+def _reference(*operands: jax.Array, count: int, **_: Any) -> list[jax.Array]:
+    return reference_write_rows(*_arguments(operands, count))
+
+
+def _lower(
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    platform: str,
+    count: int,
+    implementation: Implementation | None,
+) -> Any:
+    backend = ctx.module_context.get_backend(optional=True)
+    device = Device(platform) if backend is None else Device.of(backend.devices()[0], platform)
+    avals: Sequence[Any] = ctx.avals_in
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+    function = choose(device, *_arguments(shapes, count), implementation=implementation).function
+    lower = mlir.lower_fun(lambda *xs: function(*_arguments(xs, count)), multiple_results=True)
+    return lower(ctx, *operands)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> Any:
+    tangents = [ad.instantiate_zeros(t) for t in tangents]
+    return jax.jvp(functools.partial(_reference, **parameters), tuple(primals), tuple(tangents))
+
+
+def _batch(operands: Sequence[Any], axes: Sequence[Any], **parameters: Any) -> Any:
+    outs = jax.vmap(functools.partial(_reference, **parameters), in_axes=tuple(axes))(*operands)
+    return outs, [0] * len(outs)
+
+
+write_rows_p.def_impl(_reference)  # outside of programs, that is under `jax.disable_jit`
+write_rows_p.def_abstract_eval(lambda *operands, count, **_: list(operands[:count]))
+ad.primitive_jvps[write_rows_p] = _jvp
+batching.primitive_batchers[write_rows_p] = _batch
+for _platform in PLATFORMS:
+    mlir.register_lowering(write_rows_p, functools.partial(_lower, platform=_platform), platform=_platform)

@@ -1,0 +1,33 @@
+"""The write of rows in plain XLA: for each buffer a gather of the rows, if they are chosen, and an update in place."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+
+def reference_write_rows(
+    buffers: Sequence[jax.Array], rows: Sequence[jax.Array], path: jax.Array | None, start: jax.Array
+) -> list[jax.Array]:
+    """See `pallas_kernels.cache_write.api.write_rows`."""
+    return [_put(buffer, _take(new, path), start) for buffer, new in zip(buffers, rows, strict=True)]
+
+
+def _take(rows: jax.Array, path: jax.Array | None) -> jax.Array:
+    if path is None:
+        return rows
+    if rows.shape[0] == 1:
+        return jnp.take(rows, path[0], axis=2, mode="clip")
+    return jnp.take_along_axis(rows, path[:, None, :, None], axis=2, mode="clip")
+
+
+def _put(buffer: jax.Array, update: jax.Array, start: jax.Array) -> jax.Array:
+    # A mapped update is a scatter. Of a single slot XLA would make three operations of it: a slice, a choice and an update.
+    if buffer.shape[0] == 1:
+        zero = jnp.zeros((), start.dtype)
+        return jax.lax.dynamic_update_slice(buffer, update, (zero, zero, start[0], zero))
+
+    def one(slot: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(slot, new, at, axis=1)
+
+    return jax.vmap(one)(buffer, update, start)
