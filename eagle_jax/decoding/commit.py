@@ -50,7 +50,7 @@ def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptan
     emitted, finish = cut(state, acceptance.tokens, acceptance.counts + 1)
     lengths = state.lengths + emitted
     # All D + 1 rows of the path are written; those beyond the new length are never read and soon overwritten.
-    cache = state.target_cache.write(output.rows.take(acceptance.path), ordered_after(state.lengths, emitted))
+    cache = state.target_cache.write(output.rows, ordered_after(state.lengths, emitted), acceptance.path)
     features = jnp.take_along_axis(output.features, acceptance.path[..., None], axis=1)  # [B, D + 1, F]
     features = features.astype(draft.features.dtype)
     if features.shape[1] != draft.rows:  # one of several shapes of rounds: behind the rows that are still due

@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.cache_write import write_rows
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -24,15 +26,6 @@ class KVRows:
     def layer(self, index: int) -> tuple[jax.Array, jax.Array]:
         """Keys and values of one layer."""
         return self.keys[index], self.values[index]
-
-    def take(self, rows: jax.Array) -> "KVRows":
-        """Gathers rows `[B, A]` of each slot: `[B, Hkv, A, Dh]` a layer."""
-        index = rows[:, None, :, None]
-
-        def gather(x: jax.Array) -> jax.Array:
-            return jnp.take_along_axis(x, index, axis=2)
-
-        return KVRows(tuple(map(gather, self.keys)), tuple(map(gather, self.values)))
 
 
 @jax.tree_util.register_dataclass
@@ -62,21 +55,16 @@ class KVCache:
         """The cache of one slot, `[1, Hkv, S, Dh]` a layer; `slot` is an int32 scalar."""
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1, axis=0), self)
 
-    def write(self, rows: KVRows, start: jax.Array) -> "KVCache":
-        """Writes the T rows of every slot at rows `start[b]..start[b]+T-1`, in place when the cache is donated.
+    def write(self, rows: KVRows, start: jax.Array, path: jax.Array | None = None) -> "KVCache":
+        """Writes A rows of every slot at rows `start[b]..start[b]+A-1`, in place when the cache is donated.
 
-        `start` is int32 `[B]`. XLA clamps a window that sticks out of its buffer, which would overwrite committed rows, so
-        buffers are allocated with room for a whole window behind the last row that can be committed
-        (`eagle_jax.decoding.state.cache_capacity`).
+        `start` is int32 `[B]`; `path` is int32 `[B, A]` and says which of the T rows, None: all of them. A window that sticks out
+        of its buffer is moved, which would overwrite committed rows, so buffers are allocated with room for a whole window behind
+        the last row that can be committed (`eagle_jax.decoding.state.cache_capacity`).
         """
-
-        def one(buffer: jax.Array, update: jax.Array, at: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(buffer, update, at, axis=1)
-
-        def put(buffer: jax.Array, update: jax.Array) -> jax.Array:
-            return jax.vmap(one)(buffer, update.astype(buffer.dtype), start)
-
-        return KVCache(tuple(map(put, self.keys, rows.keys)), tuple(map(put, self.values, rows.values)))
+        written = write_rows((*self.keys, *self.values), (*rows.keys, *rows.values), path, start)
+        layers = len(self.keys)
+        return KVCache(tuple(written[:layers]), tuple(written[layers:]))
 
     def write_slot(self, rows: KVRows, slot: jax.Array, start: jax.Array) -> "KVCache":
         """Writes rows `[1, Hkv, T, Dh]` of one slot at row `start`; both are int32 scalars. The room rule of `write` holds."""
