@@ -7,6 +7,13 @@ import numpy as np
 SKINNY_ROWS = 8
 """Most rows for which the CPU formulation below is used."""
 
+TENSOR_CORE_ROWS = 8
+"""Rows that a tensor core product of NVIDIA GPUs has at least."""
+
+REDUCED_SIZE = 10_000_000
+"""Up to so many values of a weight XLA:GPU makes a reduction of a product of one row, which is faster than a tensor core product:
+`xla/service/gpu`, strength reduction of dots."""
+
 CPU_COMPILER_OPTIONS: dict[str, str | bool] = {
     "xla_cpu_enable_fast_math": True,
     "xla_cpu_fast_math_honor_nans": True,
@@ -24,6 +31,10 @@ def matmul(x: jax.Array, weight: jax.Array, out_dtype: jnp.dtype | None = None) 
     if rows <= min(SKINNY_ROWS, weight.shape[0]) and x.dtype == weight.dtype == jnp.float32:
         flat = x.reshape(rows, x.shape[-1])
         y = jax.lax.platform_dependent(flat, weight, cpu=_skinny_matmul, default=_matmul)
+        y = y.reshape(*x.shape[:-1], weight.shape[0])
+    elif rows == 1 and x.dtype == weight.dtype and x.dtype.itemsize == 2 and weight.size > REDUCED_SIZE:
+        flat = x.reshape(1, x.shape[-1])
+        y = jax.lax.platform_dependent(flat, weight, cuda=_single_row_matmul, default=_matmul)
         y = y.reshape(*x.shape[:-1], weight.shape[0])
     else:
         y = _matmul(x, weight)
@@ -50,6 +61,16 @@ def _matmul_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) ->
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def _single_row_matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """`x [1, in]` times the transpose of a large `weight [out, in]` on an NVIDIA GPU, as a tensor core product of 8 rows.
+
+    For a single row XLA:GPU makes a product in float32 without tensor cores, which reads the weight more slowly: on an H200, the
+    products of a layer of Llama 3.1 8B took 16.5, 11.8, 58.4 and 31.3 us, and 14.3, 10.2, 57.0 and 30.6 with seven rows of zeros.
+    """
+    padded = jnp.pad(x, ((0, TENSOR_CORE_ROWS - 1), (0, 0)))
+    return _matmul(padded, weight)[:1]
 
 
 def _skinny_matmul(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Products of a few rows on the CPU."""
+"""Products of a few rows, on the CPU and as they are lowered for GPUs."""
 
 import re
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS, SKINNY_ROWS, matmul
+from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS, REDUCED_SIZE, SKINNY_ROWS, _single_row_matmul, matmul
 
 
 def layer(x: jax.Array, scale: jax.Array, gate: jax.Array, weight: jax.Array) -> jax.Array:
@@ -51,3 +51,31 @@ def test_what_comes_before_a_product_is_computed_once(rows):
     (fused,) = [text for text in computations if "f32[64,96]{1,0} parameter" in text and " reduce(" in text]
     streams = 2
     assert len(re.findall(r" multiply\(", fused)) == rows * streams
+
+
+def rows_of_products(x: jax.ShapeDtypeStruct, weight: jax.ShapeDtypeStruct, platform: str) -> list[int]:
+    """Rows of the products of one call, as lowered for a platform."""
+    text = jax.jit(matmul).trace(x, weight).lower(lowering_platforms=(platform,)).as_text()
+    return [int(rows) for rows in re.findall(rf"dot_general .*?: \(tensor<(\d+)x{x.shape[-1]}x", text)]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_single_row_fills_a_tensor_core_product(dtype):
+    outputs = REDUCED_SIZE // 4096 + 1
+
+    def given(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    assert rows_of_products(given(1, 4096), given(outputs, 4096), "cuda") == [8]
+    assert rows_of_products(given(1, 4096), given(outputs, 4096), "tpu") == [1]
+    assert rows_of_products(given(2, 4096), given(outputs, 4096), "cuda") == [2]
+    assert rows_of_products(given(1, 4096), given(outputs - 1, 4096), "cuda") == [1]
+
+
+def test_rows_that_fill_a_product_change_nothing():
+    rng = np.random.default_rng(0)
+    x, weight = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((1, 64), (48, 64)))
+    want = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    got = _single_row_matmul(x, weight)
+    assert got.shape == (1, 48)
+    np.testing.assert_allclose(got, want, atol=1e-4)
