@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import threads
 
-from pallas_kernels.cache_write import chosen_backend, mosaic_gpu, write_rows
+from pallas_kernels.cache_write import chosen_backend, mosaic_gpu, operation, write_rows
 from pallas_kernels.cache_write.mosaic_gpu import mosaic_gpu_write_rows
 from pallas_kernels.cache_write.reference import reference_write_rows
 from pallas_kernels.tree_attention.backends import Device
@@ -164,6 +164,19 @@ def test_many_buffers_lower_and_are_updated_in_place(shape: Shape) -> None:
     assert text.count("#stablehlo.output_operand_alias<") == count
     assert text.count("tf.aliasing_output") == count
     assert "copy" not in text
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_the_kernel_is_chosen_on_the_devices_of_a_mesh(monkeypatch: pytest.MonkeyPatch, check_vma: bool) -> None:
+    monkeypatch.setattr(operation, "Device", lambda platform: HOPPER)
+    mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    split, whole = jax.P(None, "model"), jax.P()
+    specs = (split, split, whole, whole)
+    call = jax.shard_map(write_rows, mesh=mesh, in_specs=specs, out_specs=split, check_vma=check_vma)
+    arrays = make((4, 1, 8, 6, 4, 128), jnp.bfloat16)
+    traced = jax.jit(lambda *xs: jax.lax.fori_loop(0, 3, lambda i, held: call(held, *xs[1:]), xs[0])).trace(*arrays)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("#stablehlo.output_operand_alias<") == 4
 
 
 @functools.cache
