@@ -57,7 +57,7 @@ def _lower(
     device = Device(platform) if backend is None else Device.of(backend.devices()[0], platform)
     avals: Sequence[Any] = ctx.avals_in
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
-    # Without the mesh axes of a `jax.shard_map` over which they vary: since jax 0.12 no reference may be given to a kernel with any.
+    # Without the mesh axes of a `jax.shard_map` over which they vary: since jax 0.12 kernels take no references that have any.
     ctx = ctx.replace(avals_in=[ShapedArray(x.shape, x.dtype) for x in avals])
     function = choose(device, *_arguments(shapes, count), implementation=implementation).function
     lower = mlir.lower_fun(lambda *xs: function(*_arguments(xs, count)), multiple_results=True)
