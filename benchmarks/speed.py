@@ -13,12 +13,14 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
 from eagle_jax import generate, load_draft, load_target, speculative_generate
+from eagle_jax.decoding.tree import TreeConfig
 
 
 def transformers_seconds(path: Path, prompts: list[list[int]], tokens: int, dtype: str) -> list[float]:
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--chains", type=int, nargs="*", default=[2, 3])
+    parser.add_argument("--trees", nargs="*", default=[], metavar="TOTAL,DEPTH,TOP_K", help="also dynamic trees")
     parser.add_argument("--auto", action="store_true", help="also the ladder, tree='auto'")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--transformers", type=int, default=0, metavar="N", help="also time N tokens of transformers")
@@ -60,6 +63,12 @@ def main() -> None:
     draft = load_draft(args.draft, target)
     assert target.tokenizer is not None
     report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "settings": vars(args), "sets": {}}
+    shapes: dict[str, dict[str, Any]] = {"plain": {}}
+    shapes |= {f"chain {k}": {"num_speculative_tokens": k} for k in args.chains}
+    for tree in args.trees:
+        total, depth, top_k = map(int, tree.split(","))
+        shapes[f"tree {tree}"] = {"tree": TreeConfig(total_tokens=total, depth=depth, top_k=top_k)}
+    shapes |= {"auto": {"tree": "auto"}} if args.auto else {}
     table = Table("set", "decoding", "ms / token", "speed-up", "accepted length", "ms / round")
     for file in args.prompts:
         turns = [json.loads(line)["turns"][0] for line in file.open(encoding="utf-8")][: args.num_prompts]
@@ -68,12 +77,11 @@ def main() -> None:
         rounds: dict[str, int] = {}
         for index, prompt in enumerate(prompts):
             common = {"prompts": {"prompt_token_ids": prompt}, "max_new_tokens": args.max_tokens}
-            for name in ["plain", *(f"chain {k}" for k in args.chains), *(["auto"] if args.auto else [])]:
+            for name, shape in shapes.items():
                 for warm in (True, False) if index == 0 else (False,):  # the first call compiles
                     if name == "plain":
                         result = generate(target, **common)
                     else:
-                        shape = {"tree": "auto"} if name == "auto" else {"num_speculative_tokens": int(name[6:])}
                         result = speculative_generate(target, draft, **common, **shape)
                     if not warm:
                         tokens = len(result.token_ids[0]) - 1
@@ -96,10 +104,10 @@ def main() -> None:
             table.add_row(
                 file.stem,
                 name,
-                f"{1e3 * median:.1f}",
+                f"{1e3 * median:.2f}",
                 f"{plain / median:.2f}",
                 f"{length:.2f}",
-                f"{row['ms_per_round']:.1f}",
+                f"{row['ms_per_round']:.2f}",
             )
         report["sets"][file.stem] = figures
         if args.out:
