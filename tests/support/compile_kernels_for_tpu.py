@@ -117,8 +117,10 @@ def compile_case(case: Case, device: jax.Device) -> dict[str, Any]:
     temporaries, cache = temporary_bytes(lowered), cache_bytes(arguments)
     copied = temporaries
     if temporaries > 0.1 * cache:
-        # These may be queries and outputs, which XLA keeps here or in VMEM as it sees fit: little beside a far longer cache.
-        longer, lowered_longer = lower(dataclasses.replace(case, capacity=16 * case.capacity), device)
+        # These may be queries and outputs, which XLA keeps here or in VMEM as it sees fit: little beside a far longer cache, or one
+        # longer by a gigabyte, which is several times the VMEM and must still fit into the smallest memory twice.
+        times = max(2, min(16, 1 + 2**30 // cache))
+        longer, lowered_longer = lower(dataclasses.replace(case, capacity=times * case.capacity), device)
         grown = max(0, temporary_bytes(lowered_longer) - temporaries)
         copied = round(grown * cache / (cache_bytes(longer) - cache))
     tiles = tiles_of(case, device.device_kind)
