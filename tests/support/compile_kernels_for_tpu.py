@@ -117,8 +117,8 @@ def compile_case(case: Case, device: jax.Device) -> dict[str, Any]:
     temporaries, cache = temporary_bytes(lowered), cache_bytes(arguments)
     copied = temporaries
     if temporaries > 0.1 * cache:
-        # These may be queries and outputs, which XLA keeps here or in VMEM as it sees fit: little beside a far longer cache, or one
-        # longer by a gigabyte, which is several times the VMEM and must still fit into the smallest memory twice.
+        # These may be queries and outputs, which XLA keeps here or in VMEM as it sees fit: little beside a cache that is
+        # longer by a gigabyte, several times the VMEM, and fits into the smallest memory twice; or beside one far longer.
         times = max(2, min(16, 1 + 2**30 // cache))
         longer, lowered_longer = lower(dataclasses.replace(case, capacity=times * case.capacity), device)
         grown = max(0, temporary_bytes(lowered_longer) - temporaries)
