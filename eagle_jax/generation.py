@@ -26,7 +26,7 @@ import numpy as np
 from eagle_jax.decoding.rules import SEEDED, make_rule
 from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.front.prompts import Prompt
-from eagle_jax.front.runner import LOGPROBS_MODES, ROUNDS_PER_DISPATCH, Runner
+from eagle_jax.front.runner import LOGPROBS_MODES, Runner
 from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import BatchMetrics
 from eagle_jax.outputs import Delta, GenerationResult
@@ -275,9 +275,9 @@ def stream_generate(
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     prefill_chunk: int | None = None,
-    rounds_per_dispatch: int = ROUNDS_PER_DISPATCH,
+    rounds_per_dispatch: int | None = None,
 ) -> Iterator[Delta]:
-    """Continues prompts and yields what is new after every few rounds.
+    """Continues prompts and yields what is new about ten times a second.
 
     For each prompt the texts of its deltas concatenate to exactly the text that `generate` returns, and their ids to its ids. No
     character is ever split. Closing the iterator ends the work.
@@ -293,7 +293,8 @@ def stream_generate(
       draft_sample_method: as in `speculative_generate`.
       logprobs_mode: as in `generate`.
       chat: as in `generate`, like the rest.
-      rounds_per_dispatch: rounds between two looks at the tokens; less gives finer deltas, more a little more speed.
+      rounds_per_dispatch: rounds between two looks at the tokens; None: as many as take about a tenth of a second, after a few
+        shorter ones. Looking more often makes finer deltas and costs speed, where rounds are short.
 
     Raises:
       ValueError, TypeError, InsufficientMemoryError: as `speculative_generate`; the first two at once, not at the first delta.

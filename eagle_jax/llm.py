@@ -11,7 +11,7 @@ from eagle_jax.decoding.rules import SEEDED
 from eagle_jax.front.progress import at_terminal
 from eagle_jax.front.prompts import Prompt
 from eagle_jax.front.rows import RowResult
-from eagle_jax.front.runner import LOGPROBS_MODES, ROUNDS_PER_DISPATCH, Runner
+from eagle_jax.front.runner import LOGPROBS_MODES, Runner
 from eagle_jax.front.speculators import find_target
 from eagle_jax.front.vllm_keywords import check_vllm_keywords
 from eagle_jax.loading import Draft, Target, load_draft, load_target, resolve
@@ -239,14 +239,14 @@ class LLM:
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        rounds_per_dispatch: int = ROUNDS_PER_DISPATCH,
+        rounds_per_dispatch: int | None = None,
     ) -> Iterator[Delta]:
-        """Continues prompts and yields what is new after every few rounds; see `eagle_jax.stream_generate`.
+        """Continues prompts and yields what is new about ten times a second; see `eagle_jax.stream_generate`.
 
         Args:
           prompts: as in `generate`.
           sampling_params: as in `generate`.
-          rounds_per_dispatch: rounds between two looks at the tokens.
+          rounds_per_dispatch: rounds between two looks at the tokens; None: as many as take about a tenth of a second.
 
         Raises:
           ValueError, TypeError, InsufficientMemoryError: as `generate`; the first two at once, not at the first delta.

@@ -31,6 +31,8 @@ from eagle_jax.sampling.processing import NO_TOKEN
 from eagle_jax.sampling.settings import SlotSettings
 
 _UNBOUNDED = np.int32(2**31 - 1)
+FIRST_ROUNDS = 4
+"""Rounds of a dispatch whose length in seconds is given, before anything is known of their time."""
 _ROUNDS_BEFORE_REFILL = 16
 """While requests wait, groups of devices that have nothing left to do wait so many rounds for the others at most."""
 GREEDY = SamplingParams()
@@ -291,15 +293,23 @@ class Engine:
         """Ends a request of the running `serve` after the dispatch in flight; its completion holds what was emitted so far."""
         self._aborted.add(index)
 
-    def serve(self, requests: Sequence[Request], *, rounds_per_dispatch: int | None = None) -> Iterator[list[Update]]:
+    def serve(
+        self,
+        requests: Sequence[Request],
+        *,
+        rounds_per_dispatch: int | None = None,
+        seconds_per_dispatch: float | None = None,
+    ) -> Iterator[list[Update]]:
         """Decodes requests, and yields after each dispatch what it added.
 
         A slot whose request has ended takes the next one. With `rounds_per_dispatch` a dispatch ends after so many rounds at
-        the latest and the next one is launched before its tokens are read, which is what streaming wants; without it a dispatch
-        ends when a slot must be refilled or everything is done.
+        the latest and the next one is launched before its tokens are read, which is what streaming wants; with
+        `seconds_per_dispatch` it has about as many rounds as take so long by the clock, `FIRST_ROUNDS` at first (several
+        processes, whose clocks differ, stay at that number). Without either a dispatch ends when a slot must be refilled or
+        everything is done.
 
         Raises:
-          ValueError: a request that does not fit, before anything is run.
+          ValueError: a request that does not fit, before anything is run; or both limits of a dispatch.
           RuntimeError: the engine is still serving another call.
         """
         if self._serving:
@@ -312,8 +322,15 @@ class Engine:
             raise ValueError(
                 f"costs must hold a positive time for each of {len(self.plan.tree.rungs)} rungs, got {self.costs}"
             )
+        if rounds_per_dispatch is not None and seconds_per_dispatch is not None:
+            raise ValueError("a dispatch has rounds_per_dispatch or seconds_per_dispatch, not both")
+        pace = None
+        if rounds_per_dispatch is not None:
+            pace = _Pace(rounds_per_dispatch)
+        elif seconds_per_dispatch is not None:
+            pace = _Pace(FIRST_ROUNDS, seconds_per_dispatch if jax.process_count() == 1 else None)
         self._aborted = set()
-        return self._serve(requests, rounds_per_dispatch)
+        return self._serve(requests, pace)
 
     def _check(self, index: int, request: Request) -> None:
         if not len(request.prompt):
@@ -337,12 +354,12 @@ class Engine:
                 f"prompt {index} needs {request.sampling.features.name} rounds, but the engine's are {self.plan.features.name}"
             )
 
-    def _serve(self, requests: Sequence[Request], rounds_per_dispatch: int | None) -> Iterator[list[Update]]:
+    def _serve(self, requests: Sequence[Request], pace: "_Pace | None") -> Iterator[list[Update]]:
         if self._serving:
             raise RuntimeError("this engine is still serving: exhaust or close the iterator of the earlier call first")
         self._serving = True
         try:
-            yield from self._dispatches(requests, rounds_per_dispatch)
+            yield from self._dispatches(requests, pace)
         except GeneratorExit:
             raise
         except BaseException:
@@ -351,7 +368,7 @@ class Engine:
         finally:
             self._serving = False
 
-    def _dispatches(self, requests: Sequence[Request], rounds_per_dispatch: int | None) -> Iterator[list[Update]]:
+    def _dispatches(self, requests: Sequence[Request], pace: "_Pace | None") -> Iterator[list[Update]]:
         programs, weights = self.programs, self._weights
         # A state left by a request that was not finished serves as well as a new one: prefill resets a slot completely.
         state = self._state if self._state is not None else programs.init(weights)
@@ -359,7 +376,6 @@ class Engine:
         state = self._with_costs(state)
         waiting = collections.deque(enumerate(requests))
         running: dict[int, _Slot] = {}
-        limit = _UNBOUNDED if rounds_per_dispatch is None else np.int32(rounds_per_dispatch)
         in_flight: tuple[Report, dict[int, _Slot]] | None = None
         while running or waiting or in_flight:
             new: list[tuple[int, Request]] = []
@@ -373,19 +389,22 @@ class Engine:
             launched = None
             if running:
                 active = np.isin(np.arange(self.plan.slots), list(running))
+                limit = _UNBOUNDED if pace is None else np.int32(pace.rounds)
                 at_most = min(limit, np.int32(_ROUNDS_BEFORE_REFILL)) if waiting and self.plan.groups > 1 else limit
                 state, report = programs.decode(weights, state, active, at_most, np.bool_(bool(waiting)))
                 if jax.process_count() > 1 and self.plan.mesh is not None:
                     report = replicate(self.plan.mesh)(report)  # what a process reads must lie on its own devices
                 launched = (report, dict(running))
             self._state = state
-            if rounds_per_dispatch is None:
+            if pace is None:
                 read, in_flight = launched, None
             else:
                 read, in_flight = in_flight, launched
             if read is None:
                 continue
-            updates = self._read(*read)
+            updates, rounds = self._read(*read)
+            if pace is not None:
+                pace.after(rounds)
             for slot, entry in read[1].items():
                 # By the time a report is read its slot may already belong to the next request.
                 if entry.done and running.get(slot) is entry:
@@ -399,9 +418,10 @@ class Engine:
         costs = jax.device_put(np.asarray(self.costs, np.float32), state.ladder.costs.sharding)
         return dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
 
-    def _read(self, report: Report, slots: dict[int, "_Slot"]) -> list[Update]:
+    def _read(self, report: Report, slots: dict[int, "_Slot"]) -> tuple[list[Update], int]:
+        """What a dispatch added, and how many rounds it had."""
         host = jax.device_get(report)
-        updates = []
+        updates, rounds = [], 0
         for slot, entry in slots.items():
             if entry.done:
                 continue
@@ -419,6 +439,8 @@ class Engine:
             new = output[entry.emitted :]
             log_probs = self._log_probs(host.log_probs, slot, entry.request, entry.emitted, len(output))
             entry.emitted = len(output)
+            rounds = max(rounds, int(host.rounds[slot]) - entry.rounds)
+            entry.rounds = int(host.rounds[slot])
             completion = None
             if entry.done:
                 completion = Completion(
@@ -430,7 +452,7 @@ class Engine:
                 )
             if new or completion:
                 updates.append(Update(index=entry.index, token_ids=new, completion=completion, log_probs=log_probs))
-        return updates
+        return updates, rounds
 
     def _drafted(self, host: Report, slot: int) -> list[int]:
         rounds = int(host.rounds[slot])
@@ -548,4 +570,27 @@ class _Slot:
     index: int
     request: Request
     emitted: int = 0
+    rounds: int = 0
     done: bool = False
+
+
+class _Pace:
+    """How many rounds a dispatch has: always as many, or as many as take `seconds`."""
+
+    def __init__(self, rounds: int, seconds: float | None = None):
+        self.rounds, self._seconds = rounds, seconds
+        self._last: float | None = None
+
+    def after(self, rounds: int) -> None:
+        """To be called whenever a dispatch has been read, with the number of its rounds.
+
+        The time since the last call is that of a dispatch: the next one runs while this one is read. A slow reader of the
+        updates is part of it, and gets them no more often than it takes them.
+        """
+        if self._seconds is None:
+            return
+        now = time.perf_counter()
+        if self._last is not None and rounds > 0:
+            fitting = int(self._seconds * rounds / max(now - self._last, 1e-9))
+            self.rounds = max(1, min(fitting, 2 * self.rounds))
+        self._last = now

@@ -38,8 +38,9 @@ from eagle_jax.speculative_config import AUTO, Tree, check_shape, default_ladder
 from pallas_kernels.tree_attention.blocked import block_of
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
-ROUNDS_PER_DISPATCH = 4
-"""Rounds between two looks at the tokens, where text is wanted early or a stop string may come."""
+SECONDS_PER_DISPATCH = 0.1
+"""Time between two looks at the tokens, where text is wanted early or a stop string may come; the first come sooner. A look costs
+about 3 ms on a GPU, which is as much as four rounds of a small model."""
 
 _pools: weakref.WeakKeyDictionary[nnx.Module, EnginePool] = weakref.WeakKeyDictionary()
 
@@ -151,9 +152,11 @@ class Runner:
             raise ValueError("speculate=False needs shape_invariant=True, whose program can decode plainly")
         job = self._prepare(prompts, params, streaming=False, speculate=speculate)
         job.least_prompts, job.least_tokens = least_prompts, least_tokens
-        rounds = ROUNDS_PER_DISPATCH if any(p.stop_strings for p in params) else None
+        looks: dict[str, Any] = (
+            {"seconds_per_dispatch": SECONDS_PER_DISPATCH} if any(p.stop_strings for p in params) else {}
+        )
         with progress_bar("Generating", len(prompts), enabled=progress) as advance:
-            for delta in self._serve(job, rounds, progress):
+            for delta in self._serve(job, looks, progress):
                 if delta.finish_reason is not None:
                     advance(1)
         results = [row.result for row in job.rows]
@@ -164,23 +167,31 @@ class Runner:
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         *,
-        rounds_per_dispatch: int = ROUNDS_PER_DISPATCH,
+        rounds_per_dispatch: int | None = None,
         on_finish: Callable[[int, RowResult], None] | None = None,
     ) -> Iterator[Delta]:
-        """Continues prompts, and yields what is new as soon as it is known; `on_finish` is called with the index and
-        the result of each prompt that has ended.
+        """Continues prompts, and yields what is new after every `rounds_per_dispatch` rounds, or every `SECONDS_PER_DISPATCH`.
+
+        `on_finish` is called with the index and the result of each prompt that has ended.
 
         Raises:
           ValueError, InsufficientMemoryError: as `run`, and at once, not at the first delta.
         """
-        if isinstance(rounds_per_dispatch, bool) or not isinstance(rounds_per_dispatch, int) or rounds_per_dispatch < 1:
-            raise ValueError(f"rounds_per_dispatch must be an integer of at least 1, got {rounds_per_dispatch!r}")
-        return self._stream(self._prepare(prompts, params, streaming=True), rounds_per_dispatch, on_finish)
+        looks: dict[str, Any] = {"seconds_per_dispatch": SECONDS_PER_DISPATCH}
+        if rounds_per_dispatch is not None:
+            if (
+                isinstance(rounds_per_dispatch, bool)
+                or not isinstance(rounds_per_dispatch, int)
+                or rounds_per_dispatch < 1
+            ):
+                raise ValueError(f"rounds_per_dispatch must be an integer of at least 1, got {rounds_per_dispatch!r}")
+            looks = {"rounds_per_dispatch": rounds_per_dispatch}
+        return self._stream(self._prepare(prompts, params, streaming=True), looks, on_finish)
 
     def _stream(
-        self, job: "_Job", rounds: int, on_finish: Callable[[int, RowResult], None] | None
+        self, job: "_Job", looks: dict[str, Any], on_finish: Callable[[int, RowResult], None] | None
     ) -> Generator[Delta, None, None]:
-        with contextlib.closing(self._serve(job, rounds, progress=False)) as deltas:
+        with contextlib.closing(self._serve(job, looks, progress=False)) as deltas:
             for delta in deltas:
                 if delta.finish_reason is not None and on_finish is not None:
                     on_finish(delta.index, job.rows[delta.index].result)
@@ -284,7 +295,8 @@ class Runner:
         least = Features.SAMPLING if self.rule.name == "synthetic" else Features.GREEDY
         return max(least, *(param.features for param in params))
 
-    def _serve(self, job: "_Job", rounds_per_dispatch: int | None, progress: bool) -> Generator[Delta, None, None]:
+    def _serve(self, job: "_Job", looks: dict[str, Any], progress: bool) -> Generator[Delta, None, None]:
+        """`looks`: options of `Engine.serve` that say how long a dispatch is."""
         wanted = [index for index, request in enumerate(job.requests) if request.max_new_tokens > 0]
         for index in sorted(set(range(len(job.rows))) - set(wanted)):
             yield job.rows[index].finish_empty(self.depth)
@@ -302,7 +314,7 @@ class Runner:
             job.attention = engine.attention
             engine.prefills.seconds = 0.0
             start = time.perf_counter()
-            served = engine.serve(requests, rounds_per_dispatch=rounds_per_dispatch)
+            served = engine.serve(requests, **looks)
             with contextlib.closing(served):  # type: ignore[type-var]
                 for updates in served:
                     for update in updates:

@@ -6,6 +6,8 @@ import pytest
 from pairs import PROMPTS, TINY_PROMPTS
 
 from eagle_jax import SamplingParams, generate, speculative_generate, stream_generate
+from eagle_jax.decoding import engine
+from eagle_jax.front import runner
 
 OPTIONS = {"num_speculative_tokens": 4, "max_num_seqs": 4}
 
@@ -33,6 +35,39 @@ def test_deltas_concatenate_to_the_output(pair, rounds):
     assert [end.metrics for end in ends] == list(whole.metrics)
     assert len(deltas) > 2 * len(PROMPTS)
     assert max(whole.metrics.total.accepted_lengths) > 1
+
+
+@pytest.mark.parametrize("seconds", [1e6, 1e-9])
+def test_dispatches_become_longer_or_shorter_by_the_clock(pair, monkeypatch, seconds):
+    """At first four rounds, and then at most twice as many as before; the second is launched before the first is read."""
+    monkeypatch.setattr(runner, "SECONDS_PER_DISPATCH", seconds)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    whole = generate(pair[0], PROMPTS[:1], max_new_tokens=60, ignore_eos=True).token_ids[0]
+    deltas = list(stream_generate(pair[0], None, PROMPTS[:1], params))
+    assert [token for delta in deltas for token in delta.token_ids] == whole
+    sizes = [len(delta.token_ids) for delta in deltas]
+    if seconds > 1:
+        assert len(sizes) < 7
+        assert sizes[0] == 5  # with the token that the prefill gave
+        assert max(sizes) > 8
+    else:
+        assert sizes[:4] == [5, 4, 4, 1]
+        assert set(sizes[3:]) == {1}
+
+
+def test_the_number_of_rounds_that_fit_into_a_time(monkeypatch):
+    clock = iter([0.0, 1.0, 1.1, 1.2, 5.0])
+    monkeypatch.setattr(engine.time, "perf_counter", lambda: next(clock))
+    pace = engine._Pace(4, 0.5)
+    rounds = []
+    for ran in (4, 4, 4, 10, 0):
+        pace.after(ran)
+        rounds.append(pace.rounds)
+    # Nothing is known of the first; four in a second; four in a tenth, but no more than twice as many as before; and so on.
+    assert rounds == [4, 2, 4, 8, 8]
+    fixed = engine._Pace(3)
+    fixed.after(3)
+    assert fixed.rounds == 3
 
 
 def test_deltas_stop_before_a_stop_string(pair):
