@@ -294,7 +294,7 @@ def stream_generate(
       logprobs_mode: as in `generate`.
       chat: as in `generate`, like the rest.
       rounds_per_dispatch: rounds between two looks at the tokens; None: as many as take about a tenth of a second, after a few
-        shorter ones. Looking more often makes finer deltas and costs speed, where rounds are short.
+        shorter ones (four with several processes). Looking more often makes finer deltas and costs speed, where rounds are short.
 
     Raises:
       ValueError, TypeError, InsufficientMemoryError: as `speculative_generate`; the first two at once, not at the first delta.

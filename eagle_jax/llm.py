@@ -246,7 +246,8 @@ class LLM:
         Args:
           prompts: as in `generate`.
           sampling_params: as in `generate`.
-          rounds_per_dispatch: rounds between two looks at the tokens; None: as many as take about a tenth of a second.
+          rounds_per_dispatch: rounds between two looks at the tokens; None: as many as take about a tenth of a second, or four
+            with several processes.
 
         Raises:
           ValueError, TypeError, InsufficientMemoryError: as `generate`; the first two at once, not at the first delta.

@@ -1,1 +1,1 @@
-"""Attention kernels for TPU and GPU that know nothing of `eagle_jax`: one folder an operation."""
+"""Kernels for TPU and GPU that know nothing of `eagle_jax`: one folder an operation."""

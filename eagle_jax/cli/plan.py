@@ -125,7 +125,7 @@ def to_text(report: dict[str, Any]) -> str:
         lines.append(f"  temporaries {_gib(report['temporary_bytes'])}; all {_gib(report['total_bytes'])} {limit}")
         if report["flops"] is not None and report["bytes_accessed"] is not None:
             counted = f"{report['flops'] / 1e9:.0f} GFLOP, {report['bytes_accessed'] / 1e9:.1f} GB"
-            lines.append(f"  a round on each device, by XLA's count without kernels: {counted}")
+            lines.append(f"  on each device, each loop's body once, by XLA's count without kernels: {counted}")
         collectives = {part: sum(kinds.values()) for part, kinds in report["collectives"].items()}
         told = ", ".join(f"{part} {count}" for part, count in collectives.items()) or "none"
         lines.append(f"  collectives a round: {sum(collectives.values())} ({told})")

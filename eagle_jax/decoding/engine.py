@@ -32,7 +32,8 @@ from eagle_jax.sampling.settings import SlotSettings
 
 _UNBOUNDED = np.int32(2**31 - 1)
 FIRST_ROUNDS = 4
-"""Rounds of a dispatch whose length in seconds is given, before anything is known of their time."""
+"""Rounds of a dispatch whose length in seconds is given, before anything is known of their time; in several processes,
+always."""
 _ROUNDS_BEFORE_REFILL = 16
 """While requests wait, groups of devices that have nothing left to do wait so many rounds for the others at most."""
 GREEDY = SamplingParams()
@@ -387,14 +388,21 @@ class Engine:
             for chunk in self._prefills(new):
                 state = programs.prefill(weights, state, chunk)
             launched = None
-            if running:
-                active = np.isin(np.arange(self.plan.slots), list(running))
+            # An aborted slot ends with the report that is in flight.
+            pending = {} if in_flight is None else in_flight[1]
+            wanted = {
+                slot: entry
+                for slot, entry in running.items()
+                if entry.index not in self._aborted or pending.get(slot) is not entry
+            }
+            if wanted:
+                active = np.isin(np.arange(self.plan.slots), list(wanted))
                 limit = _UNBOUNDED if pace is None else np.int32(pace.rounds)
                 at_most = min(limit, np.int32(_ROUNDS_BEFORE_REFILL)) if waiting and self.plan.groups > 1 else limit
                 state, report = programs.decode(weights, state, active, at_most, np.bool_(bool(waiting)))
                 if jax.process_count() > 1 and self.plan.mesh is not None:
                     report = replicate(self.plan.mesh)(report)  # what a process reads must lie on its own devices
-                launched = (report, dict(running))
+                launched = (report, wanted)
             self._state = state
             if pace is None:
                 read, in_flight = launched, None
@@ -410,7 +418,10 @@ class Engine:
                 if entry.done and running.get(slot) is entry:
                     del running[slot]
             if updates:
+                given = time.perf_counter()
                 yield updates
+                if pace is not None:
+                    pace.leave_out(time.perf_counter() - given)
 
     def _with_costs(self, state: DecodeState) -> DecodeState:
         if state.ladder is None:
@@ -580,17 +591,23 @@ class _Pace:
     def __init__(self, rounds: int, seconds: float | None = None):
         self.rounds, self._seconds = rounds, seconds
         self._last: float | None = None
+        self._left_out = 0.0
 
     def after(self, rounds: int) -> None:
         """To be called whenever a dispatch has been read, with the number of its rounds.
 
-        The time since the last call is that of a dispatch: the next one runs while this one is read. A slow reader of the
-        updates is part of it, and gets them no more often than it takes them.
+        The next dispatch runs while this one is read, so the time since the last call, less what the reader of the updates took,
+        is that of a dispatch or what was left to wait for of it. Prefills in between count too; the dispatch after them is
+        shorter for once.
         """
         if self._seconds is None:
             return
         now = time.perf_counter()
         if self._last is not None and rounds > 0:
-            fitting = int(self._seconds * rounds / max(now - self._last, 1e-9))
-            self.rounds = max(1, min(fitting, 2 * self.rounds))
-        self._last = now
+            took = max(now - self._last - self._left_out, 1e-9)
+            self.rounds = max(1, min(int(self._seconds * rounds / took), 2 * self.rounds))
+        self._last, self._left_out = now, 0.0
+
+    def leave_out(self, seconds: float) -> None:
+        """Time since the last call of `after` that the dispatch is not to blame for."""
+        self._left_out += seconds

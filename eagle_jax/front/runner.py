@@ -39,8 +39,10 @@ from pallas_kernels.tree_attention.blocked import block_of
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 SECONDS_PER_DISPATCH = 0.1
-"""Time between two looks at the tokens, where text is wanted early or a stop string may come; the first come sooner. A look costs
-about 3 ms on a GPU, which is as much as four rounds of a small model."""
+"""Time between two looks at the tokens of a stream; the first come sooner. A look costs about 3 ms on a GPU, which is as much as
+four rounds of a small model."""
+SECONDS_PER_STOP_LOOK = 0.03
+"""The same where a stop string may come and nobody reads: one or two dispatches run in vain after it."""
 
 _pools: weakref.WeakKeyDictionary[nnx.Module, EnginePool] = weakref.WeakKeyDictionary()
 
@@ -153,7 +155,7 @@ class Runner:
         job = self._prepare(prompts, params, streaming=False, speculate=speculate)
         job.least_prompts, job.least_tokens = least_prompts, least_tokens
         looks: dict[str, Any] = (
-            {"seconds_per_dispatch": SECONDS_PER_DISPATCH} if any(p.stop_strings for p in params) else {}
+            {"seconds_per_dispatch": SECONDS_PER_STOP_LOOK} if any(p.stop_strings for p in params) else {}
         )
         with progress_bar("Generating", len(prompts), enabled=progress) as advance:
             for delta in self._serve(job, looks, progress):
@@ -170,7 +172,8 @@ class Runner:
         rounds_per_dispatch: int | None = None,
         on_finish: Callable[[int, RowResult], None] | None = None,
     ) -> Iterator[Delta]:
-        """Continues prompts, and yields what is new after every `rounds_per_dispatch` rounds, or every `SECONDS_PER_DISPATCH`.
+        """Continues prompts, and yields what is new after every `rounds_per_dispatch` rounds, or every `SECONDS_PER_DISPATCH`
+        (`FIRST_ROUNDS` in several processes).
 
         `on_finish` is called with the index and the result of each prompt that has ended.
 

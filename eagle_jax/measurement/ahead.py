@@ -74,9 +74,9 @@ def compile_ahead(
       devices: real ones or those of a topology.
 
     Returns:
-      Bytes of one device, whether they fit, XLA's own count of a round's operations and of the bytes it moves on a device
-      (kernels, such as attention, left out; None where it has no count), collectives of a round by part and kind, and the
-      seconds that compiling took; what can be written as JSON.
+      Bytes of one device, whether they fit, collectives of a round by part and kind, the seconds that compiling took, and
+      XLA's own count of operations and of bytes moved on a device: of the whole program, each loop's body once, kernels such
+      as attention left out; None where it has no count. All of it can be written as JSON.
 
     Raises:
       ValueError: numbers that do not divide, or too few devices.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.cache_write.backends import IMPLEMENTATIONS, Implementation, choose
 from pallas_kernels.cache_write.operation import bind
@@ -79,10 +80,17 @@ def check(buffers: Sequence[Any], rows: Sequence[Any], path: Any, start: Any, *,
         raise ValueError(f"implementation={implementation!r} is unknown; choose one of {', '.join(IMPLEMENTATIONS)}")
     if len(buffers) != len(rows):
         raise ValueError(f"{len(buffers)} buffers need as many arrays of rows, and there are {len(rows)}")
+    for name, x, axes in (("start", start, "[B]"), ("path", path, "[B, A]")):
+        if x is not None and (len(x.shape) != axes.count(",") + 1 or not jnp.issubdtype(x.dtype, jnp.integer)):
+            raise ValueError(f"{name} must be integers {axes}, and is {x.dtype} {x.shape}")
     (batch,) = start.shape
-    if path is not None and path.shape[:-1] != (batch,):
+    if path is not None and path.shape[0] != batch:
         raise ValueError(f"path {path.shape} must be [B, A] with B = {batch} of start {start.shape}")
     for buffer, new in zip(buffers, rows, strict=True):
+        if len(buffer.shape) != 4 or len(new.shape) != 4:
+            raise ValueError(
+                f"a buffer must be [B, Hkv, S, Dh] and its rows [B, Hkv, T, Dh], and they are {buffer.shape}, {new.shape}"
+            )
         slots, heads, capacity, head_dim = buffer.shape
         tokens = rows[0].shape[2]
         if slots != batch or new.shape != (batch, heads, tokens, head_dim):

@@ -87,6 +87,9 @@ def _load(name: Implementation, device: Device) -> Callable[..., list[jax.Array]
         )
     try:
         module = importlib.import_module("pallas_kernels.cache_write.mosaic_gpu")
-    except ModuleNotFoundError as error:  # kernel languages are experimental parts of JAX that move between versions
-        raise NotImplementedError(f"it needs {error.name}, which is not installed") from error
+    except (
+        ImportError,
+        AttributeError,
+    ) as error:  # kernel languages are experimental parts of JAX that move between versions
+        raise NotImplementedError(f"it needs a part of JAX that this version lacks: {error}") from error
     return module.mosaic_gpu_write_rows

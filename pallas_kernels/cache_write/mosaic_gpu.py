@@ -18,6 +18,17 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm
 
+_NEEDED = (
+    utils.c,
+    utils.memref_ptr,
+    utils.getelementptr,
+    plgpu.inline_mgpu,
+    plgpu.RefType,
+    plgpu.Mesh,
+    jax.new_ref,
+    jax.freeze,
+)
+"""Named here so that a version of JAX without one of them is noticed when the module is imported, and plain XLA is taken."""
 THREADS = 128
 PIECE_BYTES = 16
 """The most that one instruction of a thread loads or stores."""

@@ -15,7 +15,7 @@ from jax.interpreters import ad, batching, mlir
 from pallas_kernels.cache_write.backends import Implementation, choose
 from pallas_kernels.cache_write.reference import reference_write_rows
 from pallas_kernels.tree_attention.backends import Device
-from pallas_kernels.tree_attention.operation import PLATFORMS, _vary_alike
+from pallas_kernels.tree_attention.operation import PLATFORMS, vary_alike
 
 write_rows_p = Primitive("write_rows")
 write_rows_p.multiple_results = True
@@ -31,9 +31,15 @@ def bind(
 ) -> list[jax.Array]:
     """Puts the operation into the program."""
     chosen = [] if path is None else [path]
-    operands = _vary_alike([*buffers, *rows, *chosen, start])
+    operands = vary_alike([*buffers, *rows, *chosen, start])
     with jax.named_scope("write_rows"):
-        return write_rows_p.bind(*operands, count=len(buffers), implementation=implementation)
+        return _call(*operands, count=len(buffers), implementation=implementation)
+
+
+@functools.partial(jax.jit, static_argnames=("count", "implementation"), inline=True)
+def _call(*operands: jax.Array, count: int, implementation: Implementation | None) -> list[jax.Array]:
+    """A program of its own outside of programs, so that the backend is chosen there too."""
+    return write_rows_p.bind(*operands, count=count, implementation=implementation)
 
 
 def _arguments(operands: Sequence[Any], count: int) -> tuple[list[Any], list[Any], Any, Any]:

@@ -16,18 +16,22 @@ def reference_write_rows(
 def _take(rows: jax.Array, path: jax.Array | None) -> jax.Array:
     if path is None:
         return rows
+    path = jnp.clip(path, 0, rows.shape[2] - 1)
     if rows.shape[0] == 1:
         return jnp.take(rows, path[0], axis=2, mode="clip")
     return jnp.take_along_axis(rows, path[:, None, :, None], axis=2, mode="clip")
 
 
 def _put(buffer: jax.Array, update: jax.Array, start: jax.Array) -> jax.Array:
+    start = jnp.clip(start, 0, buffer.shape[2] - update.shape[2])
     # A mapped update is a scatter. Of a single slot XLA would make three operations of it: a slice, a choice and an update.
     if buffer.shape[0] == 1:
         zero = jnp.zeros((), start.dtype)
-        return jax.lax.dynamic_update_slice(buffer, update, (zero, zero, start[0], zero))
+        at = (zero, zero, start[0], zero)
+        return jax.lax.dynamic_update_slice(buffer, update, at, allow_negative_indices=False)
 
     def one(slot: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(slot, new, at, axis=1)
+        zero = jnp.zeros((), at.dtype)
+        return jax.lax.dynamic_update_slice(slot, new, (zero, at, zero), allow_negative_indices=False)
 
     return jax.vmap(one)(buffer, update, start)

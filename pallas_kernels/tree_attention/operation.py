@@ -25,7 +25,7 @@ def bind(
 ) -> jax.Array:
     """Puts the operation into the program; `arrays` are those of `reference_tree_attention`, then `prefix_start`."""
     present = tuple(x is not None for x in arrays)
-    operands = _vary_alike([x for x in arrays if x is not None])
+    operands = vary_alike([x for x in arrays if x is not None])
     return _call(
         *operands,
         present=present,
@@ -44,7 +44,7 @@ def _call(*operands: jax.Array, **parameters: Any) -> jax.Array:
         return tree_attention_p.bind(*operands, **parameters)
 
 
-def _vary_alike(operands: list[jax.Array]) -> list[jax.Array]:
+def vary_alike(operands: list[jax.Array]) -> list[jax.Array]:
     """Inside `jax.shard_map`, marks every operand as varying over each mesh axis over which one of them does."""
     axes = [jax.typeof(x).mat.varying for x in operands]
     every = frozenset().union(*axes)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,6 +246,33 @@ def test_abort(rounds: int) -> None:
             assert got == free
     # Nothing of an abort stays behind.
     assert serve(engine, requests) == [c for _, c in runs]
+
+
+def test_an_aborted_request_is_not_decoded_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the dispatch that is in flight when it is aborted."""
+    prompt, _ = free_runs("tree")[0]
+    engine = tiny_engine()
+    dispatches = []
+    programs = engine.compile_programs()
+
+    def decode(*arguments: Any) -> Any:
+        dispatches.append(arguments[2].copy())
+        return programs.decode(*arguments)
+
+    monkeypatch.setattr(engine, "_programs", dataclasses.replace(programs, decode=decode))
+    stream = engine.serve([Request(prompt=prompt, max_new_tokens=40)], rounds_per_dispatch=1)
+    next(stream)
+    assert len(dispatches) == 2
+    engine.abort(0)
+    (last,) = list(stream)
+    assert last[0].completion is not None
+    assert len(dispatches) == 2
+
+
+def test_limits_of_a_dispatch_exclude_each_other() -> None:
+    prompt, _ = free_runs("tree")[0]
+    with pytest.raises(ValueError, match="rounds_per_dispatch or seconds_per_dispatch, not both"):
+        tiny_engine().serve([Request(prompt=prompt, max_new_tokens=4)], rounds_per_dispatch=1, seconds_per_dispatch=0.1)
 
 
 def test_an_iterator_that_is_closed_early_leaves_a_usable_engine() -> None:

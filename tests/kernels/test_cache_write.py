@@ -4,6 +4,7 @@
 """
 
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import threads
 
-from pallas_kernels.cache_write import chosen_backend, mosaic_gpu, operation, write_rows
+from pallas_kernels.cache_write import backends, chosen_backend, mosaic_gpu, operation, write_rows
 from pallas_kernels.cache_write.mosaic_gpu import mosaic_gpu_write_rows
 from pallas_kernels.cache_write.reference import reference_write_rows
 from pallas_kernels.tree_attention.backends import Device
@@ -24,7 +25,7 @@ Shape = tuple[int, int, int, int, int | None, int]
 
 
 def make(shape: Shape, dtype: Any = np.float32, *, capacity: int = CAPACITY, where: str = "any", seed: int = 0) -> Any:
-    """Buffers, rows, path and start; `where` says which starts: "first", "last" or "any"."""
+    """Buffers, rows, path and start; `where` says which starts: "first", "last", "any", or "beyond" with rows beyond too."""
     count, batch, heads, tokens, steps, head_dim = shape
     rng = np.random.default_rng(seed)
 
@@ -34,7 +35,12 @@ def make(shape: Shape, dtype: Any = np.float32, *, capacity: int = CAPACITY, whe
 
     path = None if steps is None else rng.integers(0, tokens, (batch, steps)).astype(np.int32)
     last = capacity - (tokens if steps is None else steps)
-    start = {"first": np.zeros(batch), "last": np.full(batch, last), "any": rng.integers(0, last + 1, batch)}[where]
+    starts = {"first": np.zeros(batch), "last": np.full(batch, last), "any": rng.integers(0, last + 1, batch)}
+    start = starts.get(where)
+    if start is None:  # "beyond": what is to be clipped
+        start = np.resize([-3, capacity, 1], batch)
+        if path is not None:
+            path[:, ::2] = np.resize([-2, tokens + 5], path[:, ::2].shape)
     return normal(capacity), normal(tokens), path, start.astype(np.int32)
 
 
@@ -42,9 +48,11 @@ def loops(buffers: Any, rows: Any, path: Any, start: Any) -> list[np.ndarray]:
     """What is wanted, row by row."""
     wanted = [buffer.copy() for buffer in buffers]
     for buffer, new in zip(wanted, rows, strict=True):
-        for slot, first in enumerate(start):
-            for step in range(new.shape[2] if path is None else path.shape[1]):
-                buffer[slot, :, first + step] = new[slot, :, step if path is None else path[slot, step]]
+        steps = new.shape[2] if path is None else path.shape[1]
+        for slot, first in enumerate(np.clip(start, 0, buffer.shape[2] - steps)):
+            for step in range(steps):
+                row = step if path is None else np.clip(path[slot, step], 0, new.shape[2] - 1)
+                buffer[slot, :, first + step] = new[slot, :, row]
     return wanted
 
 
@@ -53,7 +61,7 @@ def assert_equal(found: Any, wanted: Any) -> None:
         np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
 
 
-@pytest.mark.parametrize("where", ["first", "last", "any"])
+@pytest.mark.parametrize("where", ["first", "last", "any", "beyond"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(("tokens", "steps"), [(7, 4), (1, 1), (5, None), (3, 6)])
 def test_xla_against_loops(batch: int, tokens: int, steps: int | None, where: str) -> None:
@@ -112,6 +120,14 @@ def test_what_does_not_fit_is_said() -> None:
         write_rows([x[:, :, :2] for x in buffers], rows, path, start)
     with pytest.raises(ValueError, match="implementation='cuda' is unknown"):
         write_rows(buffers, rows, path, start, implementation="cuda")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"start must be integers \[B\], and is float32 \(2,\)"):
+        write_rows(buffers, rows, path, start.astype(np.float32))
+    with pytest.raises(ValueError, match=r"start must be integers \[B\], and is int32 \(\)"):
+        write_rows(buffers, rows, path, start[0])
+    with pytest.raises(ValueError, match=r"path must be integers \[B, A\], and is int32 \(3,\)"):
+        write_rows(buffers, rows, path[0], start)
+    with pytest.raises(ValueError, match=r"they are \(2, 2, 24\), \(2, 2, 4, 8\)"):
+        write_rows([x[..., 0] for x in buffers], rows, path, start)
     assert write_rows([], [], path, start) == []
 
 
@@ -126,6 +142,8 @@ def test_the_platform_decides() -> None:
     assert "pieces of 16 bytes, and a row of head_dim 12 in bfloat16 has 24" in odd.refusals["mosaic_gpu"]
     with pytest.raises(NotImplementedError, match="on cpu: mosaic_gpu: it runs on NVIDIA GPUs"):
         jax.jit(functools.partial(write_rows, implementation="mosaic_gpu"))(*arrays)
+    with pytest.raises(NotImplementedError, match="on cpu: mosaic_gpu: it runs on NVIDIA GPUs"):
+        write_rows(*arrays, implementation="mosaic_gpu")
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32])
@@ -142,13 +160,23 @@ def test_the_platform_decides() -> None:
     ids=str,
 )
 def test_the_kernels_threads_on_the_cpu(monkeypatch: pytest.MonkeyPatch, shape: Shape, dtype: Any) -> None:
-    for where in ("last", "any"):
+    for where in ("last", "any", "beyond"):
         buffers, rows, path, start = make(shape, dtype, where=where)
         wanted = loops(buffers, rows, path, start)
         with monkeypatch.context() as patch:
             (module,) = threads.modules_of(patch, mosaic_gpu_write_rows, buffers, rows, path, start)
         threads.run(module, [start, *([] if path is None else [path]), *rows, *buffers])
         assert_equal(buffers, wanted)
+
+
+def test_a_version_of_jax_without_what_the_kernel_needs_takes_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends._prepared.cache_clear()
+    monkeypatch.delitem(sys.modules, "pallas_kernels.cache_write.mosaic_gpu")
+    monkeypatch.delattr("jax.experimental.mosaic.gpu.utils.memref_ptr")
+    choice = chosen_backend(HOPPER, *make((2, 2, 2, 4, 3, 8), jnp.bfloat16))
+    backends._prepared.cache_clear()
+    assert choice.name == "xla"
+    assert "memref_ptr" in choice.refusals["mosaic_gpu"]
 
 
 @pytest.mark.parametrize("shape", [(64, 1, 8, 60, 8, 128), (60, 1, 3, 4, 4, 64), (150, 5, 8, 1, None, 192)], ids=str)
