@@ -3,8 +3,8 @@
     python benchmarks/idle.py --model 8B --tokens 48 --out results.json
 
 One request with random weights is served, plainly and with a tree, under the profiler. CUDA graphs are off, because a loop inside
-them and the profiler do not go together, so the host launches every kernel; in ordinary runs it launches a whole dispatch at once
-and the gaps between kernels are shorter. Idle is the time in which no kernel runs, between the first and the last of the
+them and the profiler do not go together, so the host launches every kernel; in ordinary runs it launches graphs of many, and the
+gaps between kernels are shorter. Idle is the time in which no kernel runs, between the first and the last of the
 generation behind its prefill.
 """
 

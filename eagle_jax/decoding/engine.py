@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from eagle_jax.decoding.attention import AttentionShape
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
+from eagle_jax.decoding.pace import FIRST_ROUNDS, Pace
 from eagle_jax.decoding.placement import everywhere
 from eagle_jax.decoding.prefill import PromptChunk
 from eagle_jax.decoding.rules import SEEDED, Rule
@@ -31,9 +32,6 @@ from eagle_jax.sampling.processing import NO_TOKEN
 from eagle_jax.sampling.settings import SlotSettings
 
 _UNBOUNDED = np.int32(2**31 - 1)
-FIRST_ROUNDS = 4
-"""Rounds of a dispatch whose length in seconds is given, before anything is known of their time; in several processes,
-always."""
 _ROUNDS_BEFORE_REFILL = 16
 """While requests wait, groups of devices that have nothing left to do wait so many rounds for the others at most."""
 GREEDY = SamplingParams()
@@ -327,9 +325,9 @@ class Engine:
             raise ValueError("a dispatch has rounds_per_dispatch or seconds_per_dispatch, not both")
         pace = None
         if rounds_per_dispatch is not None:
-            pace = _Pace(rounds_per_dispatch)
+            pace = Pace(rounds_per_dispatch)
         elif seconds_per_dispatch is not None:
-            pace = _Pace(FIRST_ROUNDS, seconds_per_dispatch if jax.process_count() == 1 else None)
+            pace = Pace(FIRST_ROUNDS, seconds_per_dispatch if jax.process_count() == 1 else None)
         self._aborted = set()
         return self._serve(requests, pace)
 
@@ -355,7 +353,7 @@ class Engine:
                 f"prompt {index} needs {request.sampling.features.name} rounds, but the engine's are {self.plan.features.name}"
             )
 
-    def _serve(self, requests: Sequence[Request], pace: "_Pace | None") -> Iterator[list[Update]]:
+    def _serve(self, requests: Sequence[Request], pace: Pace | None) -> Iterator[list[Update]]:
         if self._serving:
             raise RuntimeError("this engine is still serving: exhaust or close the iterator of the earlier call first")
         self._serving = True
@@ -369,7 +367,7 @@ class Engine:
         finally:
             self._serving = False
 
-    def _dispatches(self, requests: Sequence[Request], pace: "_Pace | None") -> Iterator[list[Update]]:
+    def _dispatches(self, requests: Sequence[Request], pace: Pace | None) -> Iterator[list[Update]]:
         programs, weights = self.programs, self._weights
         # A state left by a request that was not finished serves as well as a new one: prefill resets a slot completely.
         state = self._state if self._state is not None else programs.init(weights)
@@ -583,31 +581,3 @@ class _Slot:
     emitted: int = 0
     rounds: int = 0
     done: bool = False
-
-
-class _Pace:
-    """How many rounds a dispatch has: always as many, or as many as take `seconds`."""
-
-    def __init__(self, rounds: int, seconds: float | None = None):
-        self.rounds, self._seconds = rounds, seconds
-        self._last: float | None = None
-        self._left_out = 0.0
-
-    def after(self, rounds: int) -> None:
-        """To be called whenever a dispatch has been read, with the number of its rounds.
-
-        The next dispatch runs while this one is read, so the time since the last call, less what the reader of the updates took,
-        is that of a dispatch or what was left to wait for of it. Prefills in between count too; the dispatch after them is
-        shorter for once.
-        """
-        if self._seconds is None:
-            return
-        now = time.perf_counter()
-        if self._last is not None and rounds > 0:
-            took = max(now - self._last - self._left_out, 1e-9)
-            self.rounds = max(1, min(int(self._seconds * rounds / took), 2 * self.rounds))
-        self._last, self._left_out = now, 0.0
-
-    def leave_out(self, seconds: float) -> None:
-        """Time since the last call of `after` that the dispatch is not to blame for."""
-        self._left_out += seconds

@@ -5,13 +5,12 @@ the first that does not raise `NotImplementedError` is taken.
 """
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import jax
 
-from pallas_kernels.tree_attention.backends import Choice, Device
+from pallas_kernels.tree_attention.backends import Choice, Device, first_that_does, kernel_module, require_hopper
 
 Implementation = Literal["mosaic_gpu", "xla"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
@@ -46,17 +45,8 @@ def choose(
       NotImplementedError: no backend does it; the message gives each one's reason.
     """
     names = (implementation,) if implementation else ORDER.get(device.platform, ANYWHERE)
-    refusals: dict[str, str] = {}
-    for name in names:
-        try:
-            function = _prepared(name, device)
-            jax.eval_shape(function, buffers, rows, path, start)
-        except NotImplementedError as error:
-            refusals[name] = str(error)
-        else:
-            return Choice(name, refusals, function)
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-    raise NotImplementedError(f"write_rows cannot be done on {device.kind or device.platform}: {reasons}")
+    arguments = (buffers, rows, path, start)
+    return first_that_does("write_rows", names, lambda name: _prepared(name, device), arguments, device)
 
 
 @functools.cache
@@ -78,18 +68,8 @@ def _load(name: Implementation, device: Device) -> Callable[..., list[jax.Array]
         from pallas_kernels.cache_write.reference import reference_write_rows
 
         return reference_write_rows
-    if device.platform != "cuda":
-        raise NotImplementedError(f"it runs on NVIDIA GPUs, and this program is compiled for {device.platform}")
-    if device.compute_capability != "9.0":
-        raise NotImplementedError(
-            f"it needs a Hopper GPU (compute capability 9.0), and this is {device.kind or 'a GPU of unknown kind'} "
-            f"({device.compute_capability or 'unknown'})"
-        )
-    try:
-        module = importlib.import_module("pallas_kernels.cache_write.mosaic_gpu")
-    except (
-        ImportError,
-        AttributeError,
-    ) as error:  # kernel languages are experimental parts of JAX that move between versions
-        raise NotImplementedError(f"it needs a part of JAX that this version lacks: {error}") from error
-    return module.mosaic_gpu_write_rows
+    require_hopper(device)
+    kernel: Callable[..., list[jax.Array]] = kernel_module(
+        "pallas_kernels.cache_write.mosaic_gpu"
+    ).mosaic_gpu_write_rows
+    return kernel

@@ -27,6 +27,7 @@ _NEEDED = (
     plgpu.Mesh,
     jax.new_ref,
     jax.freeze,
+    pl.kernel,
 )
 """Named here so that a version of JAX without one of them is noticed when the module is imported, and plain XLA is taken."""
 THREADS = 128

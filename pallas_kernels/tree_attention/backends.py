@@ -74,17 +74,40 @@ def choose(
       NotImplementedError: no backend does it; the message gives each one's reason.
     """
     names = (implementation,) if implementation else ORDER.get(device.platform, ANYWHERE)
+    fixed = tuple(options.items())
+    return first_that_does("tree_attention", names, lambda name: _prepared(name, device, fixed), arrays, device)
+
+
+def first_that_does(
+    operation: str,
+    names: Sequence[Any],
+    prepared: Callable[[Any], Callable[..., Any]],
+    arguments: Sequence[Any],
+    device: Device,
+) -> Choice:
+    """The first backend of an operation that is traced with these arguments; one that cannot raises `NotImplementedError`.
+
+    Args:
+      operation: its name, for the message.
+      names: of the backends, first to last.
+      prepared: gives the function of a backend.
+      arguments: arrays or `jax.ShapeDtypeStruct`s.
+      device: what the program is compiled for.
+
+    Raises:
+      NotImplementedError: no backend does it; the message gives each one's reason.
+    """
     refusals: dict[str, str] = {}
     for name in names:
         try:
-            function = _prepared(name, device, tuple(options.items()))
-            jax.eval_shape(function, *arrays)
+            function = prepared(name)
+            jax.eval_shape(function, *arguments)
         except NotImplementedError as error:
             refusals[name] = str(error)
         else:
             return Choice(name, refusals, function)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-    raise NotImplementedError(f"tree_attention cannot be done on {device.kind or device.platform}: {reasons}")
+    raise NotImplementedError(f"{operation} cannot be done on {device.kind or device.platform}: {reasons}")
 
 
 @functools.cache
@@ -107,6 +130,12 @@ def _mosaic_tpu(device: Device) -> Function:
 
 
 def _mosaic_gpu(device: Device) -> Function:
+    require_hopper(device)
+    return _kernel("mosaic_gpu")
+
+
+def require_hopper(device: Device) -> None:
+    """Raises NotImplementedError, saying what is missing, for any device but a Hopper GPU."""
     if device.platform != "cuda":
         raise NotImplementedError(f"it runs on NVIDIA GPUs, and this program is compiled for {device.platform}")
     if device.compute_capability != "9.0":
@@ -114,15 +143,21 @@ def _mosaic_gpu(device: Device) -> Function:
             f"it needs a Hopper GPU (compute capability 9.0), and this is {device.kind or 'a GPU of unknown kind'} "
             f"({device.compute_capability or 'unknown'})"
         )
-    return _kernel("mosaic_gpu")
 
 
 def _kernel(name: str) -> Function:
+    return getattr(kernel_module(f"pallas_kernels.tree_attention.{name}"), f"{name}_tree_attention")
+
+
+def kernel_module(name: str) -> Any:
+    """A module with a kernel, or NotImplementedError if this version of JAX lacks what it needs.
+
+    Kernel languages are experimental parts of JAX that move between versions, modules and names in them alike.
+    """
     try:
-        module = importlib.import_module(f"pallas_kernels.tree_attention.{name}")
-    except ModuleNotFoundError as error:  # kernel languages are experimental parts of JAX that move between versions
-        raise NotImplementedError(f"it needs {error.name}, which is not installed") from error
-    return getattr(module, f"{name}_tree_attention")
+        return importlib.import_module(name)
+    except (ImportError, AttributeError) as error:
+        raise NotImplementedError(f"it needs a part of JAX that this version lacks: {error}") from error
 
 
 def _xla_blocked(device: Device) -> Function:

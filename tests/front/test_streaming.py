@@ -7,7 +7,7 @@ import pytest
 from pairs import PROMPTS, TINY_PROMPTS
 
 from eagle_jax import SamplingParams, generate, speculative_generate, stream_generate
-from eagle_jax.decoding import engine
+from eagle_jax.decoding import pace
 from eagle_jax.front import runner
 
 OPTIONS = {"num_speculative_tokens": 4, "max_num_seqs": 4}
@@ -58,17 +58,17 @@ def test_dispatches_become_longer_or_shorter_by_the_clock(pair, monkeypatch, sec
 
 def test_the_number_of_rounds_that_fit_into_a_time(monkeypatch):
     clock = iter([0.0, 1.0, 1.1, 1.2, 5.0, 6.0, 7.0])
-    monkeypatch.setattr(engine, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
-    pace = engine._Pace(4, 0.5)
+    monkeypatch.setattr(pace, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
+    timed = pace.Pace(4, 0.5)
     rounds = []
     for ran, reader in ((4, 0.0), (4, 0.0), (4, 0.0), (10, 0.0), (0, 0.9), (8, 0.0), (8, 0.0)):
-        pace.after(ran)
-        pace.leave_out(reader)
-        rounds.append(pace.rounds)
+        timed.after(ran)
+        timed.leave_out(reader)
+        rounds.append(timed.rounds)
     # Nothing is known of the first; four in a second; four in a tenth, but no more than twice as many as before; the same; no
     # round; eight in a tenth of a second, since the reader took the rest; eight in a second.
     assert rounds == [4, 2, 4, 8, 8, 16, 4]
-    fixed = engine._Pace(3)
+    fixed = pace.Pace(3)
     fixed.after(3)
     assert fixed.rounds == 3
 
