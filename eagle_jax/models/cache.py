@@ -1,11 +1,13 @@
 """Key/value caches: committed rows in fixed buffers, new rows beside them until they are accepted."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.cache_write import write_rows
+from pallas_kernels.tree_attention import key_and_value_rows
 
 
 @jax.tree_util.register_dataclass
@@ -17,11 +19,14 @@ class KVRows:
     """One `[B, Hkv, T, Dh]` a layer."""
     values: tuple[jax.Array, ...]
     """One `[B, Hkv, T, Dh]` a layer."""
+    packed: tuple[jax.Array, ...] = ()
+    """One `[B, Hkv, R, Dh]` a layer with the same keys and values in it (`pallas_kernels.tree_attention.pack`), or none at all. A
+    commit reads these: attention on GPUs made them, and keys and values of their own would be two kernels more a layer."""
 
     @staticmethod
-    def of(layers: list[tuple[jax.Array, jax.Array]]) -> "KVRows":
-        """From one pair of keys and values a layer."""
-        return KVRows(tuple(keys for keys, _ in layers), tuple(values for _, values in layers))
+    def of(layers: Sequence[tuple[jax.Array, ...]]) -> "KVRows":
+        """From keys and values of each layer, or keys, values and the array they are packed in."""
+        return KVRows(*zip(*layers, strict=True))
 
     def layer(self, index: int) -> tuple[jax.Array, jax.Array]:
         """Keys and values of one layer."""
@@ -62,8 +67,14 @@ class KVCache:
         of its buffer is moved, which would overwrite committed rows, so buffers are allocated with room for a whole window behind
         the last row that can be committed (`eagle_jax.decoding.state.cache_capacity`).
         """
-        written = write_rows((*self.keys, *self.values), (*rows.keys, *rows.values), path, start)
-        layers = len(self.keys)
+        layers, buffers = len(self.keys), (*self.keys, *self.values)
+        if rows.packed:
+            tokens = rows.keys[0].shape[2]
+            begins = [key_and_value_rows(array.shape[2], tokens) for array in rows.packed]
+            first = [keys for keys, _ in begins] + [values for _, values in begins]
+            written = write_rows(buffers, rows.packed * 2, path, start, first=first, tokens=tokens)
+        else:
+            written = write_rows(buffers, (*rows.keys, *rows.values), path, start)
         return KVCache(tuple(written[:layers]), tuple(written[layers:]))
 
     def write_slot(self, rows: KVRows, slot: jax.Array, start: jax.Array) -> "KVCache":

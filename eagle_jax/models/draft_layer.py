@@ -48,7 +48,7 @@ class DraftContext:
 
     def attend(
         self, layer: "DraftLayer", inputs: jax.Array, phases: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """The attention of a layer over `[B, T, in]`: its output `[B, T, h]`, and the tail with the new rows."""
         prefix_start, tail_mask = self.window(layer.sliding_window)
         return layer.attention(
@@ -72,8 +72,8 @@ class RowContext(Protocol):
 
     def attend(
         self, layer: "DraftLayer", inputs: jax.Array, phases: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """The attention of a layer over `[B, T, in]`: its output `[B, T, h]`, and the keys and values that are to be kept."""
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """The attention of a layer over `[B, T, in]`: its output `[B, T, h]`, and what `KVRows.of` takes of a layer."""
 
 
 class DraftLayer(nnx.Module):
@@ -108,8 +108,8 @@ class DraftLayer(nnx.Module):
         attention_inputs: jax.Array,
         phases: tuple[jax.Array, jax.Array],
         context: RowContext,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """Runs the layer on `[B, T, h]`; returns its output and the context's keys and values."""
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """Runs the layer on `[B, T, h]`; returns its output and the context's keys and values, as `KVRows.of` takes them."""
         with jax.named_scope(f"draft_layer_{self.index}"):
             mixed, rows = context.attend(self, attention_inputs, phases)
             x = residual + mixed

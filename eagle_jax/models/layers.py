@@ -9,7 +9,7 @@ from eagle_jax.models.rope import rotate
 from eagle_jax.parallel.collectives import shard_index, sum_over_shards
 from eagle_jax.parallel.partition import local_kv_heads
 from eagle_jax.parallel.vocabulary import Vocabulary
-from pallas_kernels.tree_attention import Implementation, tree_attention
+from pallas_kernels.tree_attention import Implementation, pack, tree_attention
 
 
 class Linear(nnx.Module):
@@ -117,7 +117,7 @@ class Attention(nnx.Module):
         tail_mask: jax.Array | None = None,
         prefix_start: jax.Array | None = None,
         implementation: Implementation | None = None,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Attends from T new rows of every slot to its committed rows and to the tail.
 
         Args:
@@ -133,7 +133,8 @@ class Attention(nnx.Module):
           implementation: forces a backend of tree attention.
 
         Returns:
-          `[B, T, out]`, and keys and values of the tail with the new rows in it.
+          `[B, T, out]`, and keys and values of the tail with the new rows in it; without `tail`, also the array that they are
+          packed in (`KVRows.packed`).
         """
         queries, keys, values = self.project(x, phases)
         keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)  # [B, Hkv, T, Dh]
@@ -151,7 +152,7 @@ class Attention(nnx.Module):
             prefix_start=prefix_start,
             implementation=implementation,
         )
-        return self.join(mixed), (keys, values)
+        return self.join(mixed), (keys, values) if tail is not None else (keys, values, pack(queries, keys, values))
 
     def project(self, x: jax.Array, phases: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotated queries `[B, T, Hq, Dh]` and keys `[B, T, Hkv, Dh]`, and values of their shape, of rows `[B, T, in]`."""

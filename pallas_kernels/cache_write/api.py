@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cache_write.backends import IMPLEMENTATIONS, Implementation, choose
 from pallas_kernels.cache_write.operation import bind
+from pallas_kernels.cache_write.reference import Part
 from pallas_kernels.tree_attention.backends import Choice, Device
 
 
@@ -17,18 +18,23 @@ def write_rows(
     path: jax.Array | None,
     start: jax.Array,
     *,
+    first: Sequence[int] | None = None,
+    tokens: int | None = None,
     implementation: Implementation | None = None,
 ) -> list[jax.Array]:
     """Writes chosen rows of every slot behind each other into its part of each buffer.
 
-    For each buffer i, slot b and step a: `buffers[i][b, :, start[b] + a] = rows[i][b, :, path[b, a]]`. The buffers are updated in
-    place wherever their old contents are not needed any more, as with `jax.lax.dynamic_update_slice`.
+    For each buffer i, slot b and step a: `buffers[i][b, :, start[b] + a] = rows[i][b, :, first[i] + path[b, a]]`. The buffers are
+    updated in place wherever their old contents are not needed any more, as with `jax.lax.dynamic_update_slice`.
 
     Args:
       buffers: one `[B, Hkv, S, Dh]` for each cache of keys or values; their shapes may differ but for B.
-      rows: the new rows of each buffer, `[B, Hkv, T, Dh]` with its Hkv and Dh, cast to its dtype; T is the same for all.
+      rows: arrays that hold the T new rows of each buffer, `[B, Hkv, R, Dh]` with its Hkv and Dh, cast to its dtype. Several
+        buffers may have theirs in one array, which stands here once for each.
       path: which rows are written, int32 `[B, A]`, each in 0..T-1 (others are clipped); None writes all T in their order (A = T).
       start: the first row that is written, int32 `[B]`, each in 0..S-A (others are clipped).
+      first: where the new rows of each buffer begin in its array; None: at 0.
+      tokens: T; None: all rows of the arrays, which then have as many.
       implementation: forces a backend: "mosaic_gpu" is a kernel for Hopper GPUs, "xla" plain XLA, a gather and an update for each
         buffer. None takes the first that does these shapes on the device for which the program is compiled (`ORDER` in
         `backends`).
@@ -41,11 +47,11 @@ def write_rows(
       NotImplementedError: a forced `implementation` that cannot do this call; it says what is missing. Raised when the program is
         lowered, since only then is its device known.
     """
-    check(buffers, rows, path, start, implementation=implementation)
+    part = check(buffers, rows, path, start, first=first, tokens=tokens, implementation=implementation)
     if not buffers:
         return []
     cast = [new.astype(buffer.dtype) for buffer, new in zip(buffers, rows, strict=True)]
-    return bind(buffers, cast, path, start, implementation=implementation)
+    return bind(buffers, cast, path, start, part=part, implementation=implementation)
 
 
 def chosen_backend(
@@ -55,6 +61,8 @@ def chosen_backend(
     path: Any,
     start: Any,
     *,
+    first: Sequence[int] | None = None,
+    tokens: int | None = None,
     implementation: Implementation | None = None,
 ) -> Choice:
     """Says which backend `write_rows` gets on a device, and why not those before it. Nothing is compiled or run.
@@ -67,15 +75,24 @@ def chosen_backend(
       ValueError: as `write_rows`.
       NotImplementedError: a forced `implementation` that cannot do this call; it says what is missing.
     """
-    check(buffers, rows, path, start, implementation=implementation)
+    part = check(buffers, rows, path, start, first=first, tokens=tokens, implementation=implementation)
     described = device if isinstance(device, Device) else Device.of(device)
     new = [jax.ShapeDtypeStruct(x.shape, buffer.dtype) for x, buffer in zip(rows, buffers, strict=True)]
     arrays = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (list(buffers), path, start))
-    return choose(described, arrays[0], new, *arrays[1:], implementation=implementation)
+    return choose(described, arrays[0], new, *arrays[1:], part=part, implementation=implementation)
 
 
-def check(buffers: Sequence[Any], rows: Sequence[Any], path: Any, start: Any, *, implementation: str | None) -> None:
-    """Raises `ValueError` for arguments of `write_rows` that do not fit together."""
+def check(
+    buffers: Sequence[Any],
+    rows: Sequence[Any],
+    path: Any,
+    start: Any,
+    *,
+    first: Sequence[int] | None,
+    tokens: int | None,
+    implementation: str | None,
+) -> Part:
+    """Raises `ValueError` for arguments of `write_rows` that do not fit together; returns where the new rows are."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r} is unknown; choose one of {', '.join(IMPLEMENTATIONS)}")
     if len(buffers) != len(rows):
@@ -86,18 +103,25 @@ def check(buffers: Sequence[Any], rows: Sequence[Any], path: Any, start: Any, *,
     (batch,) = start.shape
     if path is not None and path.shape[0] != batch:
         raise ValueError(f"path {path.shape} must be [B, A] with B = {batch} of start {start.shape}")
-    for buffer, new in zip(buffers, rows, strict=True):
+    if first is not None and len(first) != len(buffers):
+        raise ValueError(f"first must have an entry for each of {len(buffers)} buffers, and is {first}")
+    begins = (0,) * len(buffers) if first is None else tuple(first)
+    for buffer, new, begin in zip(buffers, rows, begins, strict=True):
         if len(buffer.shape) != 4 or len(new.shape) != 4:
             raise ValueError(
-                f"a buffer must be [B, Hkv, S, Dh] and its rows [B, Hkv, T, Dh], and they are {buffer.shape}, {new.shape}"
+                f"a buffer must be [B, Hkv, S, Dh] and its rows [B, Hkv, R, Dh], and they are {buffer.shape}, {new.shape}"
             )
         slots, heads, capacity, head_dim = buffer.shape
-        tokens = rows[0].shape[2]
-        if slots != batch or new.shape != (batch, heads, tokens, head_dim):
+        length = new.shape[2]
+        if slots != batch or new.shape != (batch, heads, length, head_dim):
             raise ValueError(
-                f"a buffer {buffer.shape} must be [B, Hkv, S, Dh] and its rows {new.shape} [B, Hkv, T, Dh] with B = {batch} and "
-                f"T = {tokens}"
+                f"a buffer {buffer.shape} must be [B, Hkv, S, Dh] and its rows {new.shape} [B, Hkv, R, Dh] with B = {batch}"
             )
+        if tokens is None:
+            tokens = length
+        if begin < 0 or begin + tokens > length or (first is None and length != tokens):
+            raise ValueError(f"rows {new.shape} of a buffer must hold tokens = {tokens} rows from first = {begin} on")
         written = tokens if path is None else path.shape[1]
         if written > capacity:
             raise ValueError(f"{written} rows do not fit into a buffer {buffer.shape}")
+    return Part(begins, tokens or 0)

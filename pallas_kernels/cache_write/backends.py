@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from pallas_kernels.cache_write.reference import Part, reference_write_rows
 from pallas_kernels.tree_attention.backends import Choice, Device, first_that_does, kernel_module, require_hopper
 
 Implementation = Literal["mosaic_gpu", "xla"]
@@ -29,6 +30,7 @@ def choose(
     path: Any,
     start: Any,
     *,
+    part: Part,
     implementation: Implementation | None = None,
 ) -> Choice:
     """Finds the first backend that does a call on a device, or checks that the one asked for does.
@@ -39,6 +41,7 @@ def choose(
       rows: see there.
       path: see there.
       start: see there.
+      part: where the new rows are in `rows`.
       implementation: the only backend allowed.
 
     Raises:
@@ -46,18 +49,18 @@ def choose(
     """
     names = (implementation,) if implementation else ORDER.get(device.platform, ANYWHERE)
     arguments = (buffers, rows, path, start)
-    return first_that_does("write_rows", names, lambda name: _prepared(name, device), arguments, device)
+    return first_that_does("write_rows", names, lambda name: _prepared(name, device, part), arguments, device)
 
 
 @functools.cache
-def _prepared(name: Implementation, device: Device) -> Callable[..., list[jax.Array]]:
+def _prepared(name: Implementation, device: Device, part: Part) -> Callable[..., list[jax.Array]]:
     """The backend for a device, jitted so that it is traced once for equal shapes."""
     function = _load(name, device)
 
     def run(
         buffers: Sequence[jax.Array], rows: Sequence[jax.Array], path: jax.Array | None, start: jax.Array
     ) -> list[jax.Array]:
-        return function(buffers, rows, path, start)
+        return function(buffers, rows, path, start, part=part)
 
     run.__name__ = f"{name}_write_rows"
     return jax.jit(run)
@@ -65,8 +68,6 @@ def _prepared(name: Implementation, device: Device) -> Callable[..., list[jax.Ar
 
 def _load(name: Implementation, device: Device) -> Callable[..., list[jax.Array]]:
     if name == "xla":
-        from pallas_kernels.cache_write.reference import reference_write_rows
-
         return reference_write_rows
     require_hopper(device)
     kernel: Callable[..., list[jax.Array]] = kernel_module(

@@ -18,6 +18,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm
 
+from pallas_kernels.cache_write.reference import Part
+
 _NEEDED = (
     utils.c,
     utils.memref_ptr,
@@ -41,7 +43,7 @@ whole descriptions of arrays; there is room for 32764 bytes."""
 
 
 def mosaic_gpu_write_rows(
-    buffers: Sequence[jax.Array], rows: Sequence[jax.Array], path: jax.Array | None, start: jax.Array
+    buffers: Sequence[jax.Array], rows: Sequence[jax.Array], path: jax.Array | None, start: jax.Array, *, part: Part
 ) -> list[jax.Array]:
     """See `pallas_kernels.cache_write.api.write_rows`.
 
@@ -49,21 +51,22 @@ def mosaic_gpu_write_rows(
       NotImplementedError: rows that are not whole pieces of 16 bytes, or of no bytes at all.
     """
     written = list(buffers)
-    # Caches of one shape go together, in kernels of about equal numbers of them.
+    # Caches and rows of one shape go together, in kernels of about equal numbers of them.
     alike: dict[Any, list[int]] = {}
     for i, (buffer, new) in enumerate(zip(buffers, rows, strict=True)):
-        check_supported(buffer, new, path)
-        alike.setdefault((buffer.shape, buffer.dtype), []).append(i)
+        check_supported(buffer, path, part.tokens)
+        alike.setdefault((buffer.shape, buffer.dtype, new.shape), []).append(i)
     for members in alike.values():
         size = -(-len(members) // -(-len(members) // BUFFERS))
         for share in (members[at : at + size] for at in range(0, len(members), size)):
-            done = _write([buffers[i] for i in share], [rows[i] for i in share], path, start)
+            of_share = Part(tuple(part.first[i] for i in share), part.tokens)
+            done = _write([buffers[i] for i in share], [rows[i] for i in share], path, start, of_share)
             for i, buffer in zip(share, done, strict=True):
                 written[i] = buffer
     return written
 
 
-def check_supported(buffer: Any, rows: Any, path: Any) -> None:
+def check_supported(buffer: Any, path: Any, tokens: int) -> None:
     """Raises NotImplementedError, saying what is missing, unless the kernel takes these."""
     row_bytes = buffer.shape[3] * jnp.dtype(buffer.dtype).itemsize
     if row_bytes % PIECE_BYTES:
@@ -71,17 +74,17 @@ def check_supported(buffer: Any, rows: Any, path: Any) -> None:
             f"mosaic_gpu copies pieces of {PIECE_BYTES} bytes, and a row of head_dim {buffer.shape[3]} in "
             f"{jnp.dtype(buffer.dtype).name} has {row_bytes}"
         )
-    if not buffer.size or not rows.size or (path is not None and not path.size):
+    if not buffer.size or not tokens or (path is not None and not path.size):
         raise NotImplementedError("mosaic_gpu needs something to write")
 
 
 def _write(
-    buffers: list[jax.Array], rows: list[jax.Array], path: jax.Array | None, start: jax.Array
+    buffers: list[jax.Array], rows: list[jax.Array], path: jax.Array | None, start: jax.Array, part: Part
 ) -> list[jax.Array]:
-    """Writes into buffers of one shape and dtype with one kernel."""
+    """Writes into buffers of one shape and dtype with one kernel, from arrays of one shape."""
     count = len(buffers)
     batch, heads, capacity, head_dim = buffers[0].shape
-    tokens = rows[0].shape[2]
+    length, tokens = rows[0].shape[2], part.tokens
     steps = tokens if path is None else path.shape[1]
     row_pieces = head_dim * buffers[0].dtype.itemsize // PIECE_BYTES
     total = heads * steps * row_pieces  # of one slot of one buffer
@@ -110,12 +113,12 @@ def _write(
         def at(pointer: Any, index: Any, kind: Any) -> Any:
             return utils.getelementptr(pointer, [index], kind)
 
-        def pick(addresses: Sequence[Any], index: Any) -> Any:
-            """`addresses[index]` by halves."""
-            if len(addresses) == 1:
-                return addresses[0]
-            half = len(addresses) // 2
-            low, high = pick(addresses[:half], index), pick(addresses[half:], arith.subi(index, number(half)))
+        def pick(values: Sequence[Any], index: Any) -> Any:
+            """`values[index]` by halves."""
+            if len(values) == 1:
+                return values[0]
+            half = len(values) // 2
+            low, high = pick(values[:half], index), pick(values[half:], arith.subi(index, number(half)))
             return arith.select(arith.cmpi(arith.CmpIPredicate.slt, index, number(half)), low, high)
 
         def pointer_of(pointers: Sequence[Any], index: Any) -> Any:
@@ -126,9 +129,10 @@ def _write(
         start_pointer, path_pointer = pointers[0], None if path is None else pointers[1]
         news, olds = pointers[len(indices) : -count], pointers[-count:]
         block = arith.index_cast(i32, gpu.block_id(gpu.Dimension.x))
-        rest, part = split(block, parts)
+        rest, share = split(block, parts)
         buffer, slot = split(rest, batch)
         source, target = pointer_of(news, buffer), pointer_of(olds, buffer)
+        begin = pick([number(value) for value in part.first], buffer)
         first = clip(llvm.load(i32, at(start_pointer, slot, i32)), capacity - steps)
         thread = arith.index_cast(i32, gpu.thread_id(gpu.Dimension.x))
 
@@ -141,7 +145,7 @@ def _write(
 
         moves = []
         for step in range(each):
-            index = arith.addi(arith.muli(part, number(THREADS * each)), number(THREADS * step))
+            index = arith.addi(arith.muli(share, number(THREADS * each)), number(THREADS * step))
             index = arith.addi(index, thread)
             # Threads without a piece of their own copy the last one as well: the same bytes to the same place.
             index = arith.minsi(index, number(total - 1))
@@ -151,7 +155,8 @@ def _write(
             if path_pointer is not None:
                 entry = arith.addi(arith.muli(slot, number(steps)), row)
                 taken = clip(llvm.load(i32, at(path_pointer, entry, i32)), tokens - 1)
-            new = llvm.load(piece, at(source, place(head, tokens, taken, column), piece), alignment=PIECE_BYTES)
+            taken = arith.addi(taken, begin)
+            new = llvm.load(piece, at(source, place(head, length, taken, column), piece), alignment=PIECE_BYTES)
             moves.append((new, at(target, place(head, capacity, arith.addi(first, row), column), piece)))
         for new, address in moves:
             llvm.store(new, address, alignment=PIECE_BYTES)

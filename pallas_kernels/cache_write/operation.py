@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from pallas_kernels.cache_write.backends import Implementation, choose
-from pallas_kernels.cache_write.reference import reference_write_rows
+from pallas_kernels.cache_write.reference import Part, reference_write_rows
 from pallas_kernels.tree_attention.backends import Device
 from pallas_kernels.tree_attention.operation import PLATFORMS, vary_alike
 
@@ -27,36 +27,38 @@ def bind(
     path: jax.Array | None,
     start: jax.Array,
     *,
+    part: Part,
     implementation: Implementation | None,
 ) -> list[jax.Array]:
     """Puts the operation into the program."""
     chosen = [] if path is None else [path]
     operands = vary_alike([*buffers, *rows, *chosen, start])
     with jax.named_scope("write_rows"):
-        return _call(*operands, count=len(buffers), implementation=implementation)
+        return _call(*operands, part=part, implementation=implementation)
 
 
-@functools.partial(jax.jit, static_argnames=("count", "implementation"), inline=True)
-def _call(*operands: jax.Array, count: int, implementation: Implementation | None) -> list[jax.Array]:
+@functools.partial(jax.jit, static_argnames=("part", "implementation"), inline=True)
+def _call(*operands: jax.Array, part: Part, implementation: Implementation | None) -> list[jax.Array]:
     """A program of its own outside of programs, so that the backend is chosen there too."""
-    return write_rows_p.bind(*operands, count=count, implementation=implementation)
+    return write_rows_p.bind(*operands, part=part, implementation=implementation)
 
 
-def _arguments(operands: Sequence[Any], count: int) -> tuple[list[Any], list[Any], Any, Any]:
+def _arguments(operands: Sequence[Any], part: Part) -> tuple[list[Any], list[Any], Any, Any]:
     """Buffers, rows, path and start."""
+    count = len(part.first)
     *path, start = operands[2 * count :]
     return list(operands[:count]), list(operands[count : 2 * count]), path[0] if path else None, start
 
 
-def _reference(*operands: jax.Array, count: int, **_: Any) -> list[jax.Array]:
-    return reference_write_rows(*_arguments(operands, count))
+def _reference(*operands: jax.Array, part: Part, **_: Any) -> list[jax.Array]:
+    return reference_write_rows(*_arguments(operands, part), part=part)
 
 
 def _lower(
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
     platform: str,
-    count: int,
+    part: Part,
     implementation: Implementation | None,
 ) -> Any:
     backend = ctx.module_context.get_backend(optional=True)
@@ -65,8 +67,8 @@ def _lower(
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
     # Without the mesh axes of a `jax.shard_map` over which they vary: since jax 0.12 kernels take no references that have any.
     ctx = ctx.replace(avals_in=[ShapedArray(x.shape, x.dtype) for x in avals])
-    function = choose(device, *_arguments(shapes, count), implementation=implementation).function
-    lower = mlir.lower_fun(lambda *xs: function(*_arguments(xs, count)), multiple_results=True)
+    function = choose(device, *_arguments(shapes, part), part=part, implementation=implementation).function
+    lower = mlir.lower_fun(lambda *xs: function(*_arguments(xs, part)), multiple_results=True)
     return lower(ctx, *operands)
 
 
@@ -81,7 +83,7 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], **parameters: Any) -> A
 
 
 write_rows_p.def_impl(_reference)  # outside of programs, that is under `jax.disable_jit`
-write_rows_p.def_abstract_eval(lambda *operands, count, **_: list(operands[:count]))
+write_rows_p.def_abstract_eval(lambda *operands, part, **_: list(operands[: len(part.first)]))
 ad.primitive_jvps[write_rows_p] = _jvp
 batching.primitive_batchers[write_rows_p] = _batch
 for _platform in PLATFORMS:

@@ -1,16 +1,28 @@
 """The write of rows in plain XLA: for each buffer a gather of the rows, if they are chosen, and an update in place."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Where the new rows of the buffers are in the arrays that hold them."""
+
+    first: tuple[int, ...]
+    """The first one of each buffer."""
+    tokens: int
+    """How many they are: T."""
+
+
 def reference_write_rows(
-    buffers: Sequence[jax.Array], rows: Sequence[jax.Array], path: jax.Array | None, start: jax.Array
+    buffers: Sequence[jax.Array], rows: Sequence[jax.Array], path: jax.Array | None, start: jax.Array, *, part: Part
 ) -> list[jax.Array]:
     """See `pallas_kernels.cache_write.api.write_rows`."""
-    return [_put(buffer, _take(new, path), start) for buffer, new in zip(buffers, rows, strict=True)]
+    new = [x[:, :, begin : begin + part.tokens] for x, begin in zip(rows, part.first, strict=True)]
+    return [_put(buffer, _take(x, path), start) for buffer, x in zip(buffers, new, strict=True)]
 
 
 def _take(rows: jax.Array, path: jax.Array | None) -> jax.Array:

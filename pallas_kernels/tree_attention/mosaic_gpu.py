@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.tree_attention.mosaic_gpu_tiles import Tiles, choose_tiles
+from pallas_kernels.tree_attention.packing import aligned, key_and_value_rows, pack
 
 WARPGROUP_ROWS = 64
 """Rows of one tensor core product."""
@@ -65,19 +66,17 @@ def mosaic_gpu_tree_attention(
     tail = tail_keys.shape[2]
     # A product's contraction comes in whole swizzled rows of 64. Of a short tail only the rows that exist are copied.
     tail_block = min(tiles.block, -(-tail // WARPGROUP_ROWS) * WARPGROUP_ROWS)
-    tail_copied = min(tail_block, -(-tail // 8) * 8)
-    tail_padded = -(-tail // tail_copied) * tail_copied
+    tail_copied = min(tail_block, aligned(tail))
+    tail_blocks = -(-tail // tail_copied)
 
     def pad(x: jax.Array, axis: int, size: int) -> jax.Array:
         widths = [(0, 0)] * x.ndim
         widths[axis] = (0, size - x.shape[axis])
         return jnp.pad(x, widths) if size > x.shape[axis] else x
 
-    packed = queries.reshape(batch, length, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
-    packed = pad(packed.reshape(batch, kv_heads, rows, head_dim), 2, rows_padded)
     # One array for all that is new: XLA makes it in one kernel, rotation and layout included, and three would cost 2 us each.
-    new = jnp.concatenate([packed, pad(tail_keys, 2, tail_padded), pad(tail_values, 2, tail_padded)], axis=2)
-    tail_blocks = tail_padded // tail_copied
+    # A copy that begins in it may end beyond it: there it finds zeros.
+    new = pack(queries, tail_keys, tail_values)
     optional: dict[str, jax.Array] = {}
     if tail_mask is not None:
         seen = jnp.repeat(tail_mask.astype(queries.dtype), group, axis=1)  # [B, rows, M]
@@ -96,7 +95,8 @@ def mosaic_gpu_tree_attention(
         tail_block=tail_block,
         tail_copied=tail_copied,
         tail_blocks=tail_blocks,
-        tail_starts=(rows_padded, rows_padded + tail_padded),
+        tail=tail,
+        tail_starts=key_and_value_rows(new.shape[2], tail),
         stored_rows=stored_rows,
         scale=scale,
         soft_cap=soft_cap,
@@ -199,6 +199,7 @@ def _kernel(
     tail_block: int,
     tail_copied: int,
     tail_blocks: int,
+    tail: int,
     tail_starts: tuple[int, int],
     stored_rows: int,
     scale: float,
@@ -317,8 +318,8 @@ def _kernel(
 
         def tail_step(i, carry):
             clean = None
-            if tail_copied < tail_block:
-                clean = lambda values: silence(values, tail_block, tail_copied)  # noqa: E731
+            if tail_blocks * tail_block > tail:
+                clean = lambda values: silence(values, tail_block, tail - i * tail_block)  # noqa: E731
             if mask_ref is not None:
                 at = (slot, pl.ds(row0, rows), pl.ds(i * tail_block, tail_block))
                 seen = _load(mask_ref.at[at], plgpu.Layout.WGMMA, optimized=False).astype(jnp.float32)

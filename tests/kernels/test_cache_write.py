@@ -15,7 +15,7 @@ import threads
 
 from pallas_kernels.cache_write import backends, chosen_backend, mosaic_gpu, operation, write_rows
 from pallas_kernels.cache_write.mosaic_gpu import mosaic_gpu_write_rows
-from pallas_kernels.cache_write.reference import reference_write_rows
+from pallas_kernels.cache_write.reference import Part
 from pallas_kernels.tree_attention.backends import Device
 
 HOPPER = Device("cuda", "NVIDIA H200", "9.0")
@@ -56,6 +56,20 @@ def loops(buffers: Any, rows: Any, path: Any, start: Any) -> list[np.ndarray]:
     return wanted
 
 
+def in_pairs(rows: list[np.ndarray]) -> tuple[list[np.ndarray], list[int]]:
+    """An array of 19 rows more for each two buffers, where other rows are NaN; each buffer's array, and where its rows begin."""
+    arrays, first = [], []
+    for i in range(0, len(rows), 2):
+        pair = rows[i : i + 2]
+        batch, heads, tokens, head_dim = pair[0].shape
+        array = np.full((batch, heads, 19 + 2 * tokens, head_dim), np.nan, pair[0].dtype)
+        for begin, part in zip((8, 11 + tokens), pair, strict=False):
+            array[:, :, begin : begin + tokens] = part
+            arrays.append(array)
+            first.append(begin)
+    return arrays, first
+
+
 def assert_equal(found: Any, wanted: Any) -> None:
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
@@ -87,6 +101,17 @@ def test_rows_are_cast_and_shapes_may_differ() -> None:
     assert_equal(found, wanted)
 
 
+@pytest.mark.parametrize(("tokens", "steps"), [(7, 4), (1, 1), (5, None), (3, 6)])
+def test_rows_that_lie_in_arrays_of_several_buffers(tokens: int, steps: int | None) -> None:
+    buffers, rows, path, start = make((4, 3, 2, tokens, steps, 8), where="beyond")
+    arrays, first = in_pairs(rows)
+    write = functools.partial(write_rows, first=first, tokens=tokens)
+    wanted = loops(buffers, rows, path, start)
+    assert_equal(jax.jit(write)(buffers, arrays, path, start), wanted)
+    with jax.disable_jit():
+        assert_equal(write(buffers, arrays, path, start), wanted)
+
+
 def test_mapped_and_differentiated() -> None:
     buffers, rows, path, start = make((2, 2, 2, 4, 3, 8))
     mapped = jax.vmap(write_rows, in_axes=([None, None], [0, 0], None, None))
@@ -116,6 +141,20 @@ def test_what_does_not_fit_is_said() -> None:
         write_rows(buffers, rows, path[:1], start)
     with pytest.raises(ValueError, match=r"its rows \(2, 2, 4, 7\)"):
         write_rows(buffers, [x[..., :7] for x in rows], path, start)
+    with pytest.raises(
+        ValueError, match=r"rows \(2, 2, 3, 8\) of a buffer must hold tokens = 4 rows from first = 0 on"
+    ):
+        write_rows(buffers, [rows[0], rows[1][:, :, :3]], path, start)
+    with pytest.raises(
+        ValueError, match=r"rows \(2, 2, 4, 8\) of a buffer must hold tokens = 3 rows from first = 0 on"
+    ):
+        write_rows(buffers, rows, path, start, tokens=3)
+    with pytest.raises(ValueError, match=r"must hold tokens = 3 rows from first = 2 on"):
+        write_rows(buffers, rows, path, start, first=[1, 2], tokens=3)
+    with pytest.raises(ValueError, match=r"must hold tokens = 3 rows from first = -1 on"):
+        write_rows(buffers, rows, path, start, first=[1, -1], tokens=3)
+    with pytest.raises(ValueError, match=r"first must have an entry for each of 2 buffers, and is \[0\]"):
+        write_rows(buffers, rows, path, start, first=[0], tokens=3)
     with pytest.raises(ValueError, match="3 rows do not fit"):
         write_rows([x[:, :, :2] for x in buffers], rows, path, start)
     with pytest.raises(ValueError, match="implementation='cuda' is unknown"):
@@ -155,6 +194,8 @@ def test_the_platform_decides() -> None:
         (2, 3, 2, 4, None, 64),
         (3, 1, 3, 1, 1, 64),
         (7, 2, 8, 7, 3, 256),
+        (6, 2, 4, 5, 3, 64),
+        (4, 1, 2, 3, None, 80),
         (1, 2, 1, 6, 2, 96),
     ],
     ids=str,
@@ -163,9 +204,11 @@ def test_the_kernels_threads_on_the_cpu(monkeypatch: pytest.MonkeyPatch, shape: 
     for where in ("last", "any", "beyond"):
         buffers, rows, path, start = make(shape, dtype, where=where)
         wanted = loops(buffers, rows, path, start)
+        arrays, first = in_pairs(rows) if shape[0] % 2 == 0 else (rows, [0] * len(rows))
+        write = functools.partial(mosaic_gpu_write_rows, part=Part(tuple(first), shape[3]))
         with monkeypatch.context() as patch:
-            (module,) = threads.modules_of(patch, mosaic_gpu_write_rows, buffers, rows, path, start)
-        threads.run(module, [start, *([] if path is None else [path]), *rows, *buffers])
+            (module,) = threads.modules_of(patch, write, buffers, arrays, path, start)
+        threads.run(module, [start, *([] if path is None else [path]), *arrays, *buffers])
         assert_equal(buffers, wanted)
 
 
@@ -186,7 +229,8 @@ def test_many_buffers_lower_and_are_updated_in_place(shape: Shape) -> None:
     buffers = [struct((batch, heads, 2048, head_dim), jnp.bfloat16)] * count
     rows = [struct((batch, heads, tokens, head_dim), jnp.bfloat16)] * count
     path = None if steps is None else struct((batch, steps), jnp.int32)
-    traced = jax.jit(mosaic_gpu_write_rows, donate_argnums=0).trace(buffers, rows, path, struct((batch,), jnp.int32))
+    write = functools.partial(mosaic_gpu_write_rows, part=Part((0,) * count, tokens))
+    traced = jax.jit(write, donate_argnums=0).trace(buffers, rows, path, struct((batch,), jnp.int32))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@mosaic_gpu_v2") == -(-count // mosaic_gpu.BUFFERS)
     assert text.count("#stablehlo.output_operand_alias<") == count
@@ -231,8 +275,11 @@ def test_gpu_kernel_against_xla(batch: int, head_dim: int, dtype: Any) -> None:
         assert chosen_backend(device, *arrays).name == "mosaic_gpu"
         placed = jax.device_put(arrays, device)
         found = jax.jit(functools.partial(write_rows, implementation="mosaic_gpu"))(*placed)
-        assert_equal(found, jax.jit(reference_write_rows)(*placed))
+        assert_equal(found, jax.jit(functools.partial(write_rows, implementation="xla"))(*placed))
         assert_equal(found, loops(*arrays))
+        held, first = in_pairs(arrays[1])
+        pairs = functools.partial(write_rows, first=first, tokens=tokens, implementation="mosaic_gpu")
+        assert_equal(jax.jit(pairs)(placed[0], jax.device_put(held, device), *placed[2:]), found)
 
 
 @pytest.mark.parametrize("batch", [1, 5])
