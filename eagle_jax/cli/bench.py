@@ -272,4 +272,6 @@ def print_report(report: dict[str, Any]) -> None:
                 f"  First token with a warm cache: {cached + report['first_token_ms'][kind] / 1e3:.1f} s after loading."
             )
         print(f"  First token of a prompt as long as the context: {report['first_token_ms'][kind]:.1f} ms.")
+    for kind, ms in report["dispatch_ms"].items():
+        print(f"A dispatch of {kind} rounds costs {ms:.2f} ms besides them.")
     print(f"Peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB.")

@@ -260,6 +260,7 @@ def run(
     say(f"plain decoding compiled in {compiled['plain']['seconds']:.1f} s")
     bench.rounds("plain step", plain)
     first_token = {"plain": bench.first_token_ms(plain)}
+    dispatch = {"plain": bench.measured["plain step"].dispatch_ms}
     del plain
     steps = [Part(name="plain step", ms=bench.measured["plain step"].ms, how=LOOP, bytes=bench.floor.target,
                   runs=bench.measured["plain step"].runs)]  # fmt: skip
@@ -272,6 +273,7 @@ def run(
             parts = bench.rungs(tree, engine)
         else:
             bench.rounds("round", engine)
+            dispatch["speculative"] = bench.measured["round"].dispatch_ms
         first_token["speculative"] = bench.first_token_ms(engine)
     if tree is not None and not isinstance(tree, Ladder):
         floor, count = bench.floor, draft_steps(tree)
@@ -292,6 +294,7 @@ def run(
         "speed": speed(steps, settings),
         "compilation": compiled,
         "first_token_ms": first_token,
+        "dispatch_ms": dispatch,
         "peak_memory_bytes": peak_memory(bench.device),
     }
 

@@ -144,25 +144,28 @@ class Measured:
     runs: list[float]
     steps: int
     """Steps of each run."""
+    dispatch_ms: float
+    """What a run takes besides its steps, the median."""
 
 
 def measure(run: Callable[[int], tuple[float, int]], *, runs: int, steps: int | None = None) -> Measured:
-    """Times a loop.
+    """Times a loop: what a run of several steps takes longer than one of a single step, so that no dispatch is counted.
 
     Args:
       run: runs a number of steps; returns the seconds, and the steps that were really run.
       runs: measured runs, after one that does not count.
-      steps: of each run; None takes as many as make it last `LEAST_SECONDS`.
+      steps: counted steps of each run; None takes as many as make it last `LEAST_SECONDS`.
     """
-    seconds, done = run(steps or 4)
+    run(1)
     if steps is None:
         seconds, done = run(4)
         steps = int(np.clip(np.ceil(LEAST_SECONDS / (seconds / done)), 8, MOST_STEPS))
-    times = []
+    times, dispatches = [], []
     for _ in range(runs):
-        seconds, done = run(steps)
-        times.append(seconds / done * 1e3)
-    return Measured(statistics.median(times), times, done)
+        (whole, done), (once, first) = run(steps + 1), run(1)
+        times.append((whole - once) / (done - first) * 1e3)
+        dispatches.append(once * 1e3 - first * times[-1])
+    return Measured(statistics.median(times), times, done - first, statistics.median(dispatches))
 
 
 def timed(program: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
