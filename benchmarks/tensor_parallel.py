@@ -34,6 +34,7 @@ from support.spread import spread_module
 from support.tiny import draft_config, llama_config, random_llama
 from support.tiny import random_head as small_head
 
+from eagle_jax.decoding.compiler import compiler_options
 from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.loop import decode, init_state
 from eagle_jax.decoding.placement import everywhere
@@ -41,7 +42,6 @@ from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.measurement import loops
 from eagle_jax.measurement.geometry import PUBLISHED, eagle3_head_of, find_geometry, random_head, random_target
 from eagle_jax.models import LlamaConfig
-from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS
 from eagle_jax.parallel import make_mesh
 from eagle_jax.parallel.counting import count_collectives, total_of
 
@@ -156,7 +156,7 @@ def measure_case(
     jax.block_until_ready([x[...] for x in (case.target.embed.weight, case.target.norm.weight)])
     say(f"{shape} tp {tp}: weights made in {time.perf_counter() - start:.1f} s")
     device = jax.devices()[0]
-    options = CPU_COMPILER_OPTIONS if device.platform == "cpu" else None
+    options = compiler_options(device)
     result: dict[str, Any] = {"shape": shape, "tp": tp, "rows": []}
     cases.append(result)
     jobs = jobs_of(tp, args.batch)

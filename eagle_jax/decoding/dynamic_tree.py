@@ -30,7 +30,6 @@ def grow_dynamic_tree(
     """
     k, depth, batch = config.top_k, config.depth, last.shape[0]
     scores, ids = (x[:, 0] for x in drafter.best(last, k, state, 0))  # [B, k]
-    first = (ids, scores, jnp.full((batch, k), ROOT_PARENT, jnp.int32))
     # M: every expanded node leaves a row in the tail. A scan over no level is traced all the same, hence never 0.
     rows = max(depth, 1) * k
     own = jnp.arange(rows, dtype=jnp.int32)
@@ -39,41 +38,40 @@ def grow_dynamic_tree(
     def expand(
         carry, level
     ):  # run the frontier's k nodes, score their k * k children, keep the k best as next frontier
-        tokens, scores, hidden, nodes, seen, tail = carry
+        tokens, scores, hidden, seen, tail = carry
         offset = level * k
         seen = seen | (own == (offset + frontier)[:, None])  # [B, k, M]
         out, tail = drafter.step(state, cache, tokens, hidden, level, tail, offset, seen, own // k)
         steps, ids = drafter.best(out, k, state, level + 1)  # [B, k, k]
         children = (scores[..., None] + steps).reshape(batch, k * k)
         ids = ids.reshape(batch, k * k)
-        pool = (ids, children, jnp.repeat(nodes, k, axis=1))
         scores, best = jax.lax.top_k(children, k)  # ties to the lower index
         parent = best // k
         carry = (
             jnp.take_along_axis(ids, best, axis=1),
             scores,
             jnp.take_along_axis(out, parent[..., None], axis=1),
-            k + level * k * k + best,
             jnp.take_along_axis(seen, parent[..., None], axis=1),
             tail,
         )
-        return carry, pool
+        return carry, (ids, children, k + level * k * k + best)
 
     start = (
         ids,
         scores,
         jnp.repeat(last, k, axis=1),
-        jnp.broadcast_to(frontier, (batch, k)),
         jnp.zeros((batch, k, rows), bool),
         drafter.empty_tail(batch, rows),
     )
-    _, levels = jax.lax.scan(expand, start, jnp.arange(depth, dtype=jnp.int32))
+    _, (tokens, children, chosen) = jax.lax.scan(expand, start, jnp.arange(depth, dtype=jnp.int32))
+    # The nodes that each level expanded, `[depth, B, k]`: the root's children, then what the level before had chosen.
+    expanded = jnp.concatenate([jnp.broadcast_to(frontier, (1, batch, k)), chosen])[:depth]
 
-    def in_order(first: jax.Array, levels: jax.Array) -> jax.Array:
-        return jnp.concatenate([first, levels.swapaxes(0, 1).reshape(batch, depth * k * k)], axis=1)
+    def in_order(first: jax.Array, later: jax.Array) -> jax.Array:
+        return jnp.concatenate([first, later.swapaxes(0, 1).reshape(batch, depth * k * k)], axis=1)
 
-    tokens, scores, parents = map(in_order, first, levels)  # [B, pool]
-    return keep_best(config, state.roots, tokens, scores, parents)
+    parents = in_order(jnp.full((batch, k), ROOT_PARENT, jnp.int32), jnp.repeat(expanded, k, axis=2))
+    return keep_best(config, state.roots, in_order(ids, tokens), in_order(scores, children), parents)  # [B, pool] each
 
 
 def keep_best(

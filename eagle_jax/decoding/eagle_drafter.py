@@ -98,8 +98,11 @@ class EagleDrafter:
         before = state.draft
         draft, _ = self._extend(state)
         last = jnp.maximum(state.lengths - before.lengths - 1, 0)
-        due = jnp.take_along_axis(before.features, last[:, None, None], axis=1)  # [B, 1, F]
-        draft = dataclasses.replace(draft, lengths=before.lengths + last, features=before.features.at[:, :1].set(due))
+        rows = last[:, None] + jnp.arange(
+            before.rows, dtype=jnp.int32
+        )  # the last due row comes first; behind it none is due
+        features = jnp.take_along_axis(before.features, rows[..., None], axis=1, mode="clip")
+        draft = dataclasses.replace(draft, lengths=before.lengths + last, features=features)
         return dataclasses.replace(state, draft=draft)
 
     def embed(self, tokens: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from eagle_jax.decoding.attention import AttentionShape
+from eagle_jax.decoding.compiler import compiler_options
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
 from eagle_jax.decoding.pace import FIRST_ROUNDS, Pace
@@ -25,7 +26,6 @@ from eagle_jax.decoding.state import RUNNING, STOPPED, DecodeState, Report
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
-from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS
 from eagle_jax.parallel.mesh import check_mesh, data_groups, model_shards, replicate
 from eagle_jax.sampling.params import Features, SamplingParams
 from eagle_jax.sampling.processing import NO_TOKEN
@@ -241,8 +241,7 @@ class Engine:
     def compile_programs(self) -> Programs:
         """Compiles the programs, also if that was done before."""
         start = time.perf_counter()
-        platform = jax.tree.leaves(self._weights)[0].sharding.device_set.copy().pop().platform
-        options = CPU_COMPILER_OPTIONS if platform == "cpu" else None
+        options = compiler_options(jax.tree.leaves(self._weights)[0].sharding.device_set.copy().pop())
         init = init_state.lower(self.plan, self._weights).compile()
         state = self.plan.state_shapes(self._weights)
         chunk = self._of_groups([next(self._chunks(0, Request(prompt=(0,), max_new_tokens=1)))] * self.plan.groups)

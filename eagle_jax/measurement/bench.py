@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.decoding.compiler import compiler_options
 from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, init_state
@@ -21,7 +22,6 @@ from eagle_jax.measurement.floor import Floor
 from eagle_jax.measurement.rungs import measure_rungs, rung_name
 from eagle_jax.models import DraftHead, Llama
 from eagle_jax.models.cache import KVRows
-from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS
 
 COPIED_BYTES = 2**30
 COPIED_BYTES_CPU = 2**28
@@ -96,7 +96,7 @@ class _Bench:
 
     @property
     def options(self) -> dict[str, str | bool] | None:
-        return CPU_COMPILER_OPTIONS if self.device.platform == "cpu" else None
+        return compiler_options(self.device)
 
     def engine(self, speculative: bool) -> Engine:
         return Engine(

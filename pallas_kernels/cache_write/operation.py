@@ -14,8 +14,7 @@ from jax.interpreters import ad, batching, mlir
 
 from pallas_kernels.cache_write.backends import Implementation, choose
 from pallas_kernels.cache_write.reference import Part, reference_write_rows
-from pallas_kernels.tree_attention.backends import Device
-from pallas_kernels.tree_attention.operation import PLATFORMS, vary_alike
+from pallas_kernels.tree_attention.operation import PLATFORMS, device_of, vary_alike
 
 write_rows_p = Primitive("write_rows")
 write_rows_p.multiple_results = True
@@ -61,8 +60,7 @@ def _lower(
     part: Part,
     implementation: Implementation | None,
 ) -> Any:
-    backend = ctx.module_context.get_backend(optional=True)
-    device = Device(platform) if backend is None else Device.of(backend.devices()[0], platform)
+    device = device_of(ctx, platform)
     avals: Sequence[Any] = ctx.avals_in
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
     # Without the mesh axes of a `jax.shard_map` over which they vary: since jax 0.12 kernels take no references that have any.

@@ -65,9 +65,17 @@ def _reference(
         return reference_tree_attention(*arrays, scale=scale, prefix_start=prefix_start, soft_cap=soft_cap)
 
 
+def device_of(ctx: mlir.LoweringRuleContext, platform: str) -> Device:
+    """The device that a program is lowered for, as far as it is known."""
+    try:
+        backend = ctx.module_context.get_backend(optional=True)
+    except RuntimeError:  # for a topology of a platform that has no device here
+        backend = None
+    return Device(platform) if backend is None else Device.of(backend.devices()[0], platform)
+
+
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, platform: str, **parameters: Any) -> Any:
-    backend = ctx.module_context.get_backend(optional=True)
-    device = Device(platform) if backend is None else Device.of(backend.devices()[0], platform)
+    device = device_of(ctx, platform)
     present, precision = parameters["present"], parameters["precision"]
     with jax.default_matmul_precision(precision):
         avals: Sequence[Any] = ctx.avals_in

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import threads
 
-from pallas_kernels.cache_write import backends, chosen_backend, mosaic_gpu, operation, write_rows
+from pallas_kernels.cache_write import backends, chosen_backend, mosaic_gpu, write_rows
 from pallas_kernels.cache_write.mosaic_gpu import mosaic_gpu_write_rows
 from pallas_kernels.cache_write.reference import Part
+from pallas_kernels.tree_attention import operation
 from pallas_kernels.tree_attention.backends import Device
 
 HOPPER = Device("cuda", "NVIDIA H200", "9.0")
