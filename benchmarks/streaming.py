@@ -1,8 +1,10 @@
 """What streaming costs: the same outputs with and without reading the tokens ten times a second, by turns in one run.
 
     python benchmarks/streaming.py --target SmolLM2-135M-Instruct.Q4_1.gguf --max-tokens 256 --out results.json
+    python benchmarks/streaming.py --random-weights 8B --tree 60,7,10
 
-One prompt, greedily, past the end of the text; the figures are medians of the time a token takes after the prefill, compiled.
+One prompt, greedily, past the end of the text. The figures are medians of the time a token takes: that of the whole output less
+that of an output of a single token, compiled.
 """
 
 import argparse
@@ -10,69 +12,103 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
-from eagle_jax import SamplingParams, load_draft, load_target
+from eagle_jax import load_draft, load_target
+from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.front.runner import SECONDS_PER_DISPATCH, Runner
+from eagle_jax.measurement import geometry
 
 PROMPT = "Explain why the sky is blue, and why sunsets are red."
+CONTEXT = 1024
+"""Tokens of the prompt with random weights."""
+
+
+def seconds(engine: Engine, request: Request, **look: Any) -> tuple[float, int]:
+    """Of one generation, and how many updates it came in."""
+    start = time.perf_counter()
+    updates = sum(1 for _ in engine.serve([request], **look))
+    return time.perf_counter() - start, updates
+
+
+def compare(engine: Engine, prompt: list[int], tokens: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds a token without and with looks at the output, by turns."""
+    whole, one = (Request(prompt=prompt, max_new_tokens=count) for count in (tokens, 1))
+    look = {"seconds_per_dispatch": SECONDS_PER_DISPATCH}
+    runs: list[tuple[float, float]] = []
+    for repeat in range(repeats + 1):
+        first, _ = seconds(engine, one)
+        plainly, _ = seconds(engine, whole)
+        streamed, updates = seconds(engine, whole, **look)
+        if repeat:
+            runs.append(((plainly - first) / (tokens - 1) * 1e3, (streamed - first) / (tokens - 1) * 1e3))
+    return {
+        "whole_ms": [a for a, _ in runs],
+        "streamed_ms": [b for _, b in runs],
+        "ratio": statistics.median(b / a for a, b in runs),
+        "updates": updates,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, required=True, help="target checkpoint")
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument("--target", type=Path, help="target checkpoint")
+    models.add_argument("--random-weights", metavar="MODEL", help="published geometry with weights made on the device")
     parser.add_argument("--draft", default="smollm2-135m-instruct-eagle3", help="draft head (default: the shipped one)")
     parser.add_argument("--chain", type=int, default=2, help="drafted tokens a round (default: 2)")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--tree", default=None, metavar="TOTAL,DEPTH,TOP_K", help="measure this tree, too")
+    parser.add_argument("--dtype", default="auto", help="with --random-weights auto is bfloat16")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=None, help="write all figures to this JSON file")
     args = parser.parse_args()
-    target = load_target(args.target, dtype=args.dtype)
-    draft = load_draft(args.draft, target)
-    params = [SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)]
-    console, report = Console(), []
-    for name, runner in (
-        ("plain", Runner(target)),
-        (f"chain {args.chain}", Runner(target, draft, TreeConfig.chain(args.chain))),
-    ):
-        prompts = runner.read(PROMPT, chat=True)
-        whole: list[float] = []
-        streamed: list[float] = []
-        for repeat in range(args.repeats + 1):
-            _, timing = runner.run(prompts, params, progress=False)
-            start, tokens = time.perf_counter(), 0
-            for delta in runner.stream(prompts, params):
-                if not tokens:
-                    start = time.perf_counter()
-                    first = len(delta.token_ids)
-                tokens += len(delta.token_ids)
-            if repeat:
-                whole.append(timing.decode_seconds / timing.decoded_tokens * 1e3)
-                streamed.append((time.perf_counter() - start) / (tokens - first) * 1e3)
-        ratio = statistics.median(b / a for a, b in zip(whole, streamed, strict=True))
+    if args.random_weights:
+        name, config = geometry.find_geometry(args.random_weights)
+        dtype = jnp.dtype("bfloat16" if args.dtype == "auto" else args.dtype)
+        target = geometry.random_target(config, dtype)
+        head = geometry.random_head(geometry.eagle3_head_of(config), dtype)
+        prompt = np.random.default_rng(0).integers(0, config.vocab_size, CONTEXT).tolist()
+    else:
+        name, loaded = args.target.name, load_target(args.target, dtype=args.dtype)
+        target, head = loaded.model, load_draft(args.draft, loaded).head
+        prompt = list(Runner(loaded).read(PROMPT, chat=True)[0].token_ids)
+    trees: dict[str, TreeConfig | None] = {"plain": None, f"chain {args.chain}": TreeConfig.chain(args.chain)}
+    if args.tree:
+        total, depth, top_k = map(int, args.tree.split(","))
+        trees[f"tree {args.tree}"] = TreeConfig(total_tokens=total, depth=depth, top_k=top_k)
+    console, rows = Console(), []
+    for label, tree in trees.items():
+        engine = Engine(
+            target,
+            None if tree is None else head,
+            tree=tree,
+            slots=1,
+            max_length=len(prompt) + args.max_tokens,
+            prefill_chunk=64 if jax.default_backend() == "cpu" else 256,
+        )
+        row = {"kind": label, **compare(engine, prompt, args.max_tokens, args.repeats)}
         console.print(
-            f"{name}: {statistics.median(whole):.2f} ms a token, streamed {statistics.median(streamed):.2f}, ratio {ratio:.3f}"
+            f"{label}: {statistics.median(row['whole_ms']):.2f} ms a token, streamed "
+            f"{statistics.median(row['streamed_ms']):.2f} in {row['updates']} parts, ratio {row['ratio']:.3f}"
         )
-        report.append({"kind": name, "whole_ms": whole, "streamed_ms": streamed, "ratio": ratio})
+        rows.append(row)
     if args.out:
-        settings = {key: str(value) for key, value in vars(args).items()}
-        device = jax.devices()[0].device_kind
-        args.out.write_text(
-            json.dumps(
-                {
-                    "device": device,
-                    "jax": jax.__version__,
-                    "seconds_per_dispatch": SECONDS_PER_DISPATCH,
-                    "settings": settings,
-                    "rows": report,
-                },
-                indent=1,
-            )
-        )
+        report = {
+            "model": name,
+            "device": jax.devices()[0].device_kind,
+            "jax": jax.__version__,
+            "seconds_per_dispatch": SECONDS_PER_DISPATCH,
+            "settings": {key: str(value) for key, value in vars(args).items()},
+            "rows": rows,
+        }
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eagle_jax.decoding.attention import AttentionShape
 from eagle_jax.decoding.compiler import compiler_options
 from eagle_jax.decoding.ladder import Ladder
-from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
+from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill, split
 from eagle_jax.decoding.pace import FIRST_ROUNDS, Pace
 from eagle_jax.decoding.placement import everywhere
 from eagle_jax.decoding.prefill import PromptChunk
@@ -34,6 +33,8 @@ from eagle_jax.sampling.settings import SlotSettings
 _UNBOUNDED = np.int32(2**31 - 1)
 _ROUNDS_BEFORE_REFILL = 16
 """While requests wait, groups of devices that have nothing left to do wait so many rounds for the others at most."""
+_MOST_SENT = 256
+"""Values that are kept on the devices."""
 GREEDY = SamplingParams()
 
 
@@ -171,8 +172,8 @@ class Engine:
             raise ValueError(f"shape_invariant works on chains, but tree is {tree}")
         if shape_invariant and not rule.exact_match:
             raise ValueError(f"shape_invariant works with exact matches, but rejection_sample_method is {rule.name!r}")
-        target_def, target_state = nnx.split(target)
-        head_def, head_state = (None, None) if head is None else nnx.split(head)
+        target_def, target_weights = split(target)
+        head_def, head_weights = (None, None) if head is None else split(head)
         self.plan = Plan(
             target_def=target_def,
             head_def=head_def,
@@ -189,7 +190,10 @@ class Engine:
             mesh=mesh,
         )
         self._vocab_size = target.config.vocab_size
-        self._weights = Weights(target_state, head_state)
+        self._weights = Weights(target_weights, head_weights)
+        device = jax.tree.leaves(target_weights)[0].sharding
+        self._everywhere = device if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self._sent: dict[tuple[Any, ...], jax.Array] = {}
         self._target_config, self._target_dtype = target.config, target.dtype
         self._draft_shape = None if head is None else (head.config, head.dtype, head.shards)
         self._target_shards = target.shards
@@ -396,7 +400,8 @@ class Engine:
                 active = np.isin(np.arange(self.plan.slots), list(wanted))
                 limit = _UNBOUNDED if pace is None else np.int32(pace.rounds)
                 at_most = min(limit, np.int32(_ROUNDS_BEFORE_REFILL)) if waiting and self.plan.groups > 1 else limit
-                state, report = programs.decode(weights, state, active, at_most, np.bool_(bool(waiting)))
+                steering = map(self._send, (active, at_most, np.bool_(bool(waiting))))
+                state, report = programs.decode(weights, state, *steering)
                 if jax.process_count() > 1 and self.plan.mesh is not None:
                     report = replicate(self.plan.mesh)(report)  # what a process reads must lie on its own devices
                 launched = (report, wanted)
@@ -419,6 +424,17 @@ class Engine:
                 yield updates
                 if pace is not None:
                     pace.leave_out(time.perf_counter() - given)
+
+    def _send(self, value: Any) -> jax.Array:
+        """A numpy value on all devices. The same few steer most dispatches, so they are kept there."""
+        key = (value.dtype.str, value.shape, value.tobytes())
+        if key not in self._sent:
+            if len(self._sent) >= _MOST_SENT:
+                self._sent.clear()
+            self._sent[key] = jax.make_array_from_callback(
+                value.shape, self._everywhere, lambda index: np.asarray(value)[index]
+            )
+        return self._sent[key]
 
     def _with_costs(self, state: DecodeState) -> DecodeState:
         if state.ladder is None:
