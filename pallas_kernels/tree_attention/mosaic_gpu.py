@@ -117,13 +117,14 @@ def mosaic_gpu_tree_attention(
         plgpu.SwizzleTransform(out_swizzle),
     )
     groups = tiles.rows // WARPGROUP_ROWS
+    query_shape, output_shape = shared_shapes(groups, head_dim, dtype, out_dtype)
     scratch: Any = {
         "k_smem": plgpu.SMEM((tiles.stages, tiles.block, head_dim), dtype, transforms=transforms),
         "v_smem": plgpu.SMEM((tiles.stages, tiles.block, head_dim), dtype, transforms=transforms),
         # A consumer's output takes the place of its queries.
         "q_out_smem": plgpu.RefUnion(
-            plgpu.SMEM((groups, WARPGROUP_ROWS, head_dim), dtype, transforms=transforms),
-            plgpu.SMEM((groups, WARPGROUP_ROWS, head_dim), out_dtype, transforms=out_transforms),
+            plgpu.SMEM(query_shape, dtype, transforms=transforms),
+            plgpu.SMEM(output_shape, out_dtype, transforms=out_transforms),
         ),
         "lse_smem": plgpu.SMEM((groups, WARPGROUP_ROWS), jnp.float32),
         "q_full": plgpu.Barrier(num_barriers=groups),
@@ -148,6 +149,16 @@ def mosaic_gpu_tree_attention(
     mixed = _join(outs[0][:, :, :, :rows], outs[1][..., :rows]) if split else outs[0][:, :, 0, :rows]
     mixed = mixed.reshape(batch, kv_heads, length, group, head_dim).transpose(0, 2, 1, 3, 4)
     return mixed.reshape(batch, length, query_heads, head_dim).astype(dtype)
+
+
+def shared_shapes(groups: int, head_dim: int, dtype: Any, out_dtype: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the consumers' queries and outputs, which share memory: entry g of both begins at the same byte.
+
+    Consumers end at different times. An output that reached into the next consumer's queries would replace what that one may
+    still be reading.
+    """
+    wider = jnp.dtype(out_dtype).itemsize // jnp.dtype(dtype).itemsize
+    return (groups, wider, WARPGROUP_ROWS, head_dim), (groups, WARPGROUP_ROWS, head_dim)
 
 
 def check_supported(dtype: Any, cache_dtype: Any, tail_dtype: Any, head_dim: int, capacity: int) -> None:
@@ -263,7 +274,7 @@ def _kernel(
         if consumers > 1:  # alone, a consumer has as many registers as a thread can name
             plgpu.set_max_registers(232, action="increase")
         row0 = tile * tiles.rows + warpgroup * rows
-        q, out = q_smem.at[warpgroup], out_smem.at[warpgroup]
+        q, out = q_smem.at[warpgroup, 0], out_smem.at[warpgroup]
         plgpu.copy_gmem_to_smem(new_ref.at[slot, head, pl.ds(row0, rows)], q, q_full.at[warpgroup])
         starts = None
         if starts_ref is not None:

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.tree_attention.mosaic_gpu import _join, check_supported, mosaic_gpu_tree_attention
+from pallas_kernels.tree_attention.mosaic_gpu import (
+    _join,
+    check_supported,
+    mosaic_gpu_tree_attention,
+    shared_shapes,
+)
 from pallas_kernels.tree_attention.mosaic_gpu_tiles import choose_tiles, device_figures
 
 
@@ -92,6 +97,19 @@ def test_tiles_fit_into_shared_memory(head_dim: int, rows: int, capacity: int) -
         assert tiles.stages >= 2  # otherwise copies and products could not overlap
         assert ring + output <= device_figures()["shared_memory_bytes"] - 2048
         assert tiles.splits <= max(1, capacity // tiles.block)
+
+
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_no_output_lies_on_the_queries_of_another_consumer(groups: int, out_dtype: jnp.dtype) -> None:
+    """Queries and outputs share memory, and a consumer may write its output while another still reads its queries."""
+    queries, outputs = shared_shapes(groups, 128, jnp.bfloat16, out_dtype)
+    of_queries = [2 * np.prod(queries[1:]) * g for g in range(groups)]
+    of_outputs = [np.dtype(out_dtype).itemsize * np.prod(outputs[1:]) * g for g in range(groups + 1)]
+    for g, first in enumerate(of_queries):
+        assert of_outputs[g] <= first
+        assert first + 2 * 64 * 128 <= of_outputs[g + 1]
+    assert queries[-2:] == outputs[-2:] == (64, 128)
 
 
 @pytest.mark.parametrize("splits", [2, 5, 40])
