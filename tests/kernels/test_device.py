@@ -71,7 +71,7 @@ def test_gpu_runs_agree_bit_for_bit(queries: int) -> None:
     call = jax.jit(lambda x: tree_attention(**x, **case.options))
     first = call(arrays)
     differ = jax.jit(lambda a, b: (a != b).any())
-    assert not any([bool(differ(first, call(arrays))) for _ in range(1000)])
+    assert not any(bool(differ(first, call(arrays))) for _ in range(1000))
 
 
 @pytest.mark.parametrize("implementation", ["xla", "xla_blocked"])
