@@ -21,6 +21,7 @@ from jax.sharding import SingleDeviceSharding
 
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state
+from eagle_jax.decoding.state import DecodeState
 from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.models import DraftConfig, Eagle3Head, Llama, LlamaConfig
 from support.tiny import abstract_state, place
@@ -48,10 +49,10 @@ WIDTHS = {
 }
 
 
-def compile_round(
-    device: jax.Device, shape: str, layers: int, tree: TreeConfig | Ladder, slots: int, max_length: int
-) -> dict[str, float]:
-    """Compiles rounds of a model in bfloat16 with abstract weights; sizes in bytes, seconds."""
+def lower_round(
+    device: jax.Device, shape: str, layers: int, tree: TreeConfig | Ladder | None, slots: int, max_length: int
+) -> tuple[jax.stages.Lowered, Weights, DecodeState]:
+    """Rounds of a model in bfloat16, lowered; shapes of its weights and state."""
     width = WIDTHS[shape]
     vocabulary, reduced = (128256, 32000) if layers > 4 else (8192, 4096)
     target = LlamaConfig(vocab_size=vocabulary, num_hidden_layers=layers, max_position_embeddings=131072, **width)
@@ -60,7 +61,7 @@ def compile_round(
         capture_layers=(1, layers // 2, layers - 1), **width,
     )  # fmt: skip
     target_def, target_state = abstract_state(Llama, target, jnp.bfloat16)
-    head_def, head_state = abstract_state(Eagle3Head, head, jnp.bfloat16)
+    head_def, head_state = (None, None) if tree is None else abstract_state(Eagle3Head, head, jnp.bfloat16)
     plan = Plan(
         target_def=target_def, head_def=head_def, tree=tree, slots=slots, max_length=max_length, prefill_chunk=256
     )
@@ -72,7 +73,14 @@ def compile_round(
         jax.ShapeDtypeStruct((), jnp.int32),
         jax.ShapeDtypeStruct((), bool),
     )
-    lowered = decode.lower(plan, *place((weights, state, *scalars), sharding))
+    return decode.lower(plan, *place((weights, state, *scalars), sharding)), weights, state
+
+
+def compile_round(
+    device: jax.Device, shape: str, layers: int, tree: TreeConfig | Ladder, slots: int, max_length: int
+) -> dict[str, float]:
+    """Compiles rounds; sizes in bytes, seconds."""
+    lowered, weights, state = lower_round(device, shape, layers, tree, slots, max_length)
     start = time.perf_counter()
     compiled = lowered.compile()
     memory = compiled.memory_analysis()
