@@ -162,10 +162,20 @@ def measure(run: Callable[[int], tuple[float, int]], *, runs: int, steps: int | 
         steps = int(np.clip(np.ceil(LEAST_SECONDS / (seconds / done)), 8, MOST_STEPS))
     times, dispatches = [], []
     for _ in range(runs):
-        (whole, done), (once, first) = run(steps + 1), run(1)
-        times.append((whole - once) / (done - first) * 1e3)
-        dispatches.append(once * 1e3 - first * times[-1])
-    return Measured(statistics.median(times), times, done - first, statistics.median(dispatches))
+        long, short = run(steps + 1), run(1)
+        times.append(step_seconds(long, short) * 1e3)
+        dispatches.append(short[0] * 1e3 - short[1] * times[-1])
+    return Measured(statistics.median(times), times, long[1] - short[1], statistics.median(dispatches))
+
+
+def step_seconds(long: tuple[float, int], short: tuple[float, int]) -> float:
+    """Seconds of a step by two runs, of each the seconds and the steps.
+
+    It is what the longer one takes more; where that is nothing, because steps are much shorter than the noise of a dispatch, the
+    dispatch is counted.
+    """
+    seconds, steps = long[0] - short[0], long[1] - short[1]
+    return seconds / steps if seconds > 0 and steps > 0 else long[0] / long[1]
 
 
 def timed(program: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:

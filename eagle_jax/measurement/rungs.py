@@ -16,7 +16,7 @@ import numpy as np
 from eagle_jax.decoding.engine import Engine
 from eagle_jax.decoding.ladder import Ladder, forced
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
-from eagle_jax.measurement.loops import at_length
+from eagle_jax.measurement.loops import at_length, step_seconds
 
 RUNS = 5
 SECONDS = 0.1
@@ -38,8 +38,7 @@ def rung_name(rung: TreeConfig | StaticTree | None) -> str:
 def measure_rungs(engine: Engine, length: int | None = None) -> list[float]:
     """Milliseconds of a round of each rung: medians of runs in which the rungs take turns.
 
-    What a run of a single round takes is subtracted, so that a dispatch is not counted. (Where that leaves nothing, because
-    rounds are much shorter than the noise of a dispatch, it is.)
+    Of two runs, of which one has a single round (`step_seconds`), so that no dispatch is counted.
 
     Args:
       engine: one whose tree is a ladder, not serving.
@@ -57,9 +56,8 @@ def measure_rungs(engine: Engine, length: int | None = None) -> list[float]:
     times: list[list[float]] = [[] for _ in rungs]
     for _ in range(RUNS):
         for rung in rungs:
-            whole, done = _run(engine, ladder, rung, rounds[rung] + 1, length)
-            once, first = _run(engine, ladder, rung, 1, length)
-            times[rung].append((whole - once) / (done - first) if whole > once and done > first else whole / done)
+            long = _run(engine, ladder, rung, rounds[rung] + 1, length)
+            times[rung].append(step_seconds(long, _run(engine, ladder, rung, 1, length)))
     return [statistics.median(runs) * 1e3 for runs in times]
 
 

@@ -1,5 +1,6 @@
 """`eagle-jax bench` on a tiny geometry: its report, its floor of bytes, and the comparison of two reports."""
 
+import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -7,7 +8,10 @@ import pytest
 from flax import nnx
 
 from eagle_jax.cli.app import main
+from eagle_jax.decoding.engine import Engine
+from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.measurement import loops, rungs
 from eagle_jax.measurement.bench import draft_steps, first_level
 from eagle_jax.measurement.compare import compare, ratios
 from eagle_jax.measurement.floor import Floor
@@ -57,6 +61,7 @@ def test_the_report_holds_every_part(report):
     assert list(parts) == ["extend", "draft steps", "tree building", "verify", "accept and commit", "rest"]
     assert all(step["ms"] > 0 and step["floor_ms"] > 0 and len(step["runs"]) == 2 for step in steps.values())
     assert parts["draft steps"]["count"] == 2
+    assert set(found["dispatch_ms"]) == {"plain", "speculative"}
     measured = sum(part["ms"] for part in parts.values())
     # Draft steps are a difference, cut at 0, so that the parts make up the round or more.
     assert measured == pytest.approx(steps["round"]["ms"], rel=1e-6) or measured > steps["round"]["ms"]
@@ -119,3 +124,33 @@ def test_trees_are_cut_to_their_first_level():
     assert (first_level(tree).total_tokens, draft_steps(tree)) == (11, 7)
     static = StaticTree.from_paths([[0], [1], [0, 0]])
     assert (first_level(static).paths, draft_steps(static)) == (((0,), (1,)), 1)
+
+
+def test_a_dispatch_is_not_part_of_a_step() -> None:
+    runs: list[int] = []
+
+    def run(steps: int) -> tuple[float, int]:
+        runs.append(steps)
+        return 3e-3 + 2e-3 * steps, steps
+
+    found = loops.measure(run, runs=3, steps=10)
+    assert found.ms == pytest.approx(2.0)
+    assert found.dispatch_ms == pytest.approx(3.0)
+    assert found.steps == 10
+    assert runs == [1, 11, 1, 11, 1, 11, 1]
+    assert loops.measure(run, runs=3).ms == pytest.approx(2.0)
+    assert loops.step_seconds((8.0, 4), (9.0, 1)) == 2.0  # nothing but noise
+
+
+def test_a_dispatch_is_not_part_of_a_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, config = find_geometry("135M")
+    config = dataclasses.replace(config, num_hidden_layers=3, hidden_size=18, intermediate_size=8, vocab_size=16)
+    target = Llama(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    head = Eagle3Head(eagle3_head_of(config), dtype=jnp.float32, rngs=nnx.Rngs(0))
+    ladder = Ladder((None, TreeConfig.chain(2)))
+    engine = Engine(target, head, tree=ladder, slots=1, max_length=64, prefill_chunk=32)
+    costs = {0: 1e-3, 1: 4e-3}
+    monkeypatch.setattr(
+        rungs, "_run", lambda engine, ladder, rung, rounds, length: (5e-3 + costs[rung] * rounds, rounds)
+    )
+    assert rungs.measure_rungs(engine) == pytest.approx([1.0, 4.0])

@@ -1,7 +1,7 @@
 """Compiles whole rounds for an NVIDIA H200 that is not there: `python -m support.compile_for_gpu FOLDER 4 plain chain tree`.
 
-The arguments: an empty folder, layers, trees. Needs the CUDA plugin of JAX and `ptxas`, and no driver. Prints a line of JSON a round
-and what the host is told to do ("thunks"). Products are not tuned, which takes a device.
+The arguments: an empty folder, layers, trees. Needs the CUDA plugin of JAX and `ptxas`, and no driver. Prints a line of JSON for
+each tree with what the host is told to do ("thunks"). Products are not tuned, which takes a device.
 """
 
 import json
