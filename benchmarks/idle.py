@@ -2,8 +2,8 @@
 
     python benchmarks/idle.py --model 8B --tokens 48 --out results.json
 
-One request with random weights is served, plainly and with a tree, under the profiler. CUDA graphs are off, because a loop inside
-them and the profiler do not go together, so the host launches every kernel; in ordinary runs it launches graphs of many, and the
+One request with random weights is served, plainly and with a tree, under the profiler. CUDA graphs are off, so that the
+profiler sees every kernel, and the host launches each; in ordinary runs it launches all rounds of a dispatch as one graph, and the
 gaps between kernels are shorter. Idle is the time in which no kernel runs, between the first and the last of the
 generation behind its prefill.
 """

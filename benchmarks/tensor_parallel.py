@@ -34,7 +34,7 @@ from support.spread import spread_module
 from support.tiny import draft_config, llama_config, random_llama
 from support.tiny import random_head as small_head
 
-from eagle_jax.decoding.compiler import compiler_options
+from eagle_jax.decoding.compiler import compile_for_device
 from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.loop import decode, init_state
 from eagle_jax.decoding.placement import everywhere
@@ -156,7 +156,6 @@ def measure_case(
     jax.block_until_ready([x[...] for x in (case.target.embed.weight, case.target.norm.weight)])
     say(f"{shape} tp {tp}: weights made in {time.perf_counter() - start:.1f} s")
     device = jax.devices()[0]
-    options = compiler_options(device)
     result: dict[str, Any] = {"shape": shape, "tp": tp, "rows": []}
     cases.append(result)
     jobs = jobs_of(tp, args.batch)
@@ -164,7 +163,7 @@ def measure_case(
         pending = []
         for job in jobs:
             engine, lowered = case.lower(job)
-            pending.append((job, engine, pool.submit(lowered.compile, options)))
+            pending.append((job, engine, pool.submit(compile_for_device, lowered, device)))
         for job, engine, future in pending:
             if time.perf_counter() > deadline:
                 future.cancel()

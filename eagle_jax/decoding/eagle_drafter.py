@@ -98,9 +98,8 @@ class EagleDrafter:
         before = state.draft
         draft, _ = self._extend(state)
         last = jnp.maximum(state.lengths - before.lengths - 1, 0)
-        rows = last[:, None] + jnp.arange(
-            before.rows, dtype=jnp.int32
-        )  # the last due row comes first; behind it none is due
+        # The last due row comes first; behind it none is due.
+        rows = last[:, None] + jnp.arange(before.rows, dtype=jnp.int32)
         features = jnp.take_along_axis(before.features, rows[..., None], axis=1, mode="clip")
         draft = dataclasses.replace(draft, lengths=before.lengths + last, features=features)
         return dataclasses.replace(state, draft=draft)

@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from eagle_jax.decoding.attention import AttentionShape
-from eagle_jax.decoding.compiler import compiler_options
+from eagle_jax.decoding.compiler import compile_for_device
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill, split
 from eagle_jax.decoding.pace import FIRST_ROUNDS, Pace
@@ -25,7 +25,7 @@ from eagle_jax.decoding.state import RUNNING, STOPPED, DecodeState, Report
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
-from eagle_jax.parallel.mesh import check_mesh, data_groups, model_shards, replicate
+from eagle_jax.parallel.mesh import check_mesh, data_groups, model_shards, replicate, replicated
 from eagle_jax.sampling.params import Features, SamplingParams
 from eagle_jax.sampling.processing import NO_TOKEN
 from eagle_jax.sampling.settings import SlotSettings
@@ -34,7 +34,7 @@ _UNBOUNDED = np.int32(2**31 - 1)
 _ROUNDS_BEFORE_REFILL = 16
 """While requests wait, groups of devices that have nothing left to do wait so many rounds for the others at most."""
 _MOST_SENT = 256
-"""Values that are kept on the devices."""
+"""The most values of the host that are kept on the devices."""
 GREEDY = SamplingParams()
 
 
@@ -191,8 +191,7 @@ class Engine:
         )
         self._vocab_size = target.config.vocab_size
         self._weights = Weights(target_weights, head_weights)
-        device = jax.tree.leaves(target_weights)[0].sharding
-        self._everywhere = device if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self._everywhere = jax.tree.leaves(target_weights)[0].sharding if mesh is None else replicated(mesh)
         self._sent: dict[tuple[Any, ...], jax.Array] = {}
         self._target_config, self._target_dtype = target.config, target.dtype
         self._draft_shape = None if head is None else (head.config, head.dtype, head.shards)
@@ -245,19 +244,20 @@ class Engine:
     def compile_programs(self) -> Programs:
         """Compiles the programs, also if that was done before."""
         start = time.perf_counter()
-        options = compiler_options(jax.tree.leaves(self._weights)[0].sharding.device_set.copy().pop())
+        device = jax.tree.leaves(self._weights)[0].sharding.device_set.copy().pop()
         init = init_state.lower(self.plan, self._weights).compile()
         state = self.plan.state_shapes(self._weights)
         chunk = self._of_groups([next(self._chunks(0, Request(prompt=(0,), max_new_tokens=1)))] * self.plan.groups)
-        first = prefill.lower(self.plan, self._weights, state, everywhere(chunk, self.plan.mesh)).compile(options)
+        first = prefill.lower(self.plan, self._weights, state, everywhere(chunk, self.plan.mesh))
         steering = (np.ones((self.plan.slots,), bool), np.int32(1), np.bool_(False))
-        rounds = decode.lower(self.plan, self._weights, state, *everywhere(steering, self.plan.mesh)).compile(options)
+        rounds = decode.lower(self.plan, self._weights, state, *everywhere(steering, self.plan.mesh))
+        compiled = [compile_for_device(lowered, device) for lowered in (first, rounds)]
         return Programs(
             init=init,
-            prefill=first,
-            decode=rounds,
+            prefill=compiled[0],
+            decode=compiled[1],
             compile_seconds=time.perf_counter() - start,
-            temporary_bytes=max(_temporary_bytes(p) for p in (first, rounds)),
+            temporary_bytes=max(_temporary_bytes(program) for program in compiled),
         )
 
     @functools.cached_property
@@ -400,8 +400,8 @@ class Engine:
                 active = np.isin(np.arange(self.plan.slots), list(wanted))
                 limit = _UNBOUNDED if pace is None else np.int32(pace.rounds)
                 at_most = min(limit, np.int32(_ROUNDS_BEFORE_REFILL)) if waiting and self.plan.groups > 1 else limit
-                steering = map(self._send, (active, at_most, np.bool_(bool(waiting))))
-                state, report = programs.decode(weights, state, *steering)
+                refill = self._send(np.bool_(bool(waiting)))
+                state, report = programs.decode(weights, state, self._send(active), self._send(at_most), refill)
                 if jax.process_count() > 1 and self.plan.mesh is not None:
                     report = replicate(self.plan.mesh)(report)  # what a process reads must lie on its own devices
                 launched = (report, wanted)
@@ -425,7 +425,7 @@ class Engine:
                 if pace is not None:
                     pace.leave_out(time.perf_counter() - given)
 
-    def _send(self, value: Any) -> jax.Array:
+    def _send(self, value: np.ndarray | np.generic) -> jax.Array:
         """A numpy value on all devices. The same few steer most dispatches, so they are kept there."""
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._sent:

@@ -51,7 +51,10 @@ def spread(body: Callable[..., Result], mesh: Mesh | None, in_specs: Any, out_sp
 
 
 def weight_specs(weights: Any, shards: int) -> Any:
-    """How the parameters of a module, as `nnx.split` gives them, are split; whole on every device for a module of one shard."""
+    """How the parameters of a module are split over devices; whole on every one for a module of one shard.
+
+    `weights` are arrays in dictionaries, or an `nnx.State`.
+    """
 
     def of(path: tuple[Any, ...], _: Any) -> PartitionSpec:
         return partition_spec(path_name(path)) if shards > 1 else PartitionSpec()

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from flax import nnx
 
 from eagle_jax.decoding.engine import Engine
-from eagle_jax.decoding.loop import Plan, Weights, init_state
+from eagle_jax.decoding.loop import Plan, Weights, init_state, split
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.tree import TreeConfig
 from eagle_jax.loading import Draft, Target
@@ -48,7 +47,7 @@ def draft_chains(
     tree = TreeConfig.chain(num_speculative_tokens)
     room = size + num_speculative_tokens + 2
     plan = Engine(target.model, draft.head, tree=tree, slots=1, max_length=room, prefill_chunk=size).plan
-    weights = Weights(nnx.split(target.model)[1], nnx.split(draft.head)[1])
+    weights = Weights(split(target.model)[1], split(draft.head)[1])
     found = []
     for length in lengths:
         tokens, scores = jax.device_get(_draft(plan, weights, whole_prompt(plan, text[:length])))

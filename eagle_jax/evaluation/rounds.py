@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from eagle_jax.decoding.accept import accept
 from eagle_jax.decoding.commit import commit
 from eagle_jax.decoding.engine import Engine
-from eagle_jax.decoding.loop import Plan, Weights, init_state
+from eagle_jax.decoding.loop import Plan, Weights, init_state, split
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
@@ -91,7 +90,7 @@ def trace_rounds(
     size = -(-len(ids) // _MULTIPLE) * _MULTIPLE
     room = size + (shape.max_depth + 1) * (rounds + 1)
     plan = Engine(target.model, draft.head, tree=shape, slots=1, max_length=room, prefill_chunk=size).plan
-    weights = Weights(nnx.split(target.model)[1], nnx.split(draft.head)[1])
+    weights = Weights(split(target.model)[1], split(draft.head)[1])
     chunk = dataclasses.replace(whole_prompt(plan, ids), stop_ids=_stop_ids(plan, target.config.eos_token_ids))
     state = _begin(plan, weights, chunk)
     traced: list[TracedRound] = []

@@ -39,8 +39,7 @@ from pallas_kernels.tree_attention.blocked import block_of
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 SECONDS_PER_DISPATCH = 0.1
-"""Time between two looks at the tokens of a stream; the first come sooner. Launching a dispatch keeps the host busy for 1 to 3
-ms."""
+"""Time between two looks at the tokens of a stream; the first come sooner."""
 SECONDS_PER_STOP_LOOK = 0.03
 """The same where a stop string may come and nobody reads: one or two dispatches run in vain after it."""
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from eagle_jax.decoding.loop import Plan, Weights, decode
+from eagle_jax.decoding.loop import Plan, Weights, decode, split
 from eagle_jax.decoding.placement import everywhere, placed
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.models import DraftConfig, Llama, LlamaConfig, make_head
@@ -92,13 +92,13 @@ def compile_ahead(
     dtype = jnp.dtype(placement.dtype)
     if head is not None and draft_shards < shards:
         head = dataclasses.replace(head, own_embedding=True, own_lm_head=True)  # as `load_draft` copies them
-    target_def, target_state = nnx.split(
+    target_def, target_state = split(
         nnx.eval_shape(lambda: Llama(target, dtype=dtype, rngs=nnx.Rngs(0), shards=shards))
     )
     head_def, head_state = None, None
     if head is not None:
         made = head
-        head_def, head_state = nnx.split(
+        head_def, head_state = split(
             nnx.eval_shape(lambda: make_head(made, dtype=dtype, rngs=nnx.Rngs(0), shards=draft_shards))
         )
     plan = Plan(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.decoding.compiler import compiler_options
+from eagle_jax.decoding.compiler import compile_for_device
 from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, init_state
@@ -94,10 +94,6 @@ class _Bench:
         self.floor = Floor.of(target, head, slots=settings.batch, length=settings.context)
         self.measured: dict[str, loops.Measured] = {}
 
-    @property
-    def options(self) -> dict[str, str | bool] | None:
-        return compiler_options(self.device)
-
     def engine(self, speculative: bool) -> Engine:
         return Engine(
             self.target,
@@ -142,7 +138,7 @@ class _Bench:
         self._measure(name, run)
 
     def _compile(self, function: Any, *arguments: Any) -> Any:
-        return function.lower(*arguments).compile(self.options)
+        return compile_for_device(function.lower(*arguments), self.device)
 
     def _measure(self, name: str, run: Callable[[int], tuple[float, int]]) -> None:
         self.measured[name] = loops.measure(run, runs=self.settings.runs, steps=self.settings.steps)
@@ -181,7 +177,9 @@ class _Bench:
                 name: jax.jit(function, donate_argnums=1).lower(weights, shapes, *extra, np.int32(1))
                 for name, (function, extra) in loop.items()
             }
-            programs = dict(zip(lowered, pool.map(lambda x: x.compile(self.options), lowered.values()), strict=True))
+            programs = dict(
+                zip(lowered, pool.map(lambda x: compile_for_device(x, self.device), lowered.values()), strict=True)
+            )
         for name, (_, extra) in loop.items():
 
             def run(steps: int, name: str = name, extra: tuple[Any, ...] = extra) -> tuple[float, int]:

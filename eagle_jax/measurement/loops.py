@@ -158,8 +158,7 @@ def measure(run: Callable[[int], tuple[float, int]], *, runs: int, steps: int | 
     """
     run(1)
     if steps is None:
-        seconds, done = run(4)
-        steps = int(np.clip(np.ceil(LEAST_SECONDS / (seconds / done)), 8, MOST_STEPS))
+        steps = int(np.clip(np.ceil(LEAST_SECONDS / step_seconds(run(5), run(1))), 8, MOST_STEPS))
     times, dispatches = [], []
     for _ in range(runs):
         long, short = run(steps + 1), run(1)

@@ -51,8 +51,8 @@ def measure_rungs(engine: Engine, length: int | None = None) -> list[float]:
     rounds = [2] * len(ladder.rungs)
     for rung in rungs:
         _run(engine, ladder, rung, rounds[rung], length)  # warms up
-        seconds, done = _run(engine, ladder, rung, rounds[rung], length)
-        rounds[rung] = int(np.clip(SECONDS / (seconds / done), LEAST_ROUNDS, MOST_ROUNDS))
+        estimate = step_seconds(*(_run(engine, ladder, rung, count, length) for count in (rounds[rung] + 1, 1)))
+        rounds[rung] = int(np.clip(SECONDS / estimate, LEAST_ROUNDS, MOST_ROUNDS))
     times: list[list[float]] = [[] for _ in rungs]
     for _ in range(RUNS):
         for rung in rungs:

@@ -34,7 +34,7 @@ def write_rows(
       path: which rows are written, int32 `[B, A]`, each in 0..T-1 (others are clipped); None writes all T in their order (A = T).
       start: the first row that is written, int32 `[B]`, each in 0..S-A (others are clipped).
       first: where the new rows of each buffer begin in its array; None: at 0.
-      tokens: T; None: all rows of the arrays, which then have as many.
+      tokens: T; None: all rows from `first` on, which must be as many in each array.
       implementation: forces a backend: "mosaic_gpu" is a kernel for Hopper GPUs, "xla" plain XLA, a gather and an update for each
         buffer. None takes the first that does these shapes on the device for which the program is compiled (`ORDER` in
         `backends`).
@@ -105,7 +105,7 @@ def check(
         raise ValueError(f"path {path.shape} must be [B, A] with B = {batch} of start {start.shape}")
     if first is not None and len(first) != len(buffers):
         raise ValueError(f"first must have an entry for each of {len(buffers)} buffers, and is {first}")
-    begins = (0,) * len(buffers) if first is None else tuple(first)
+    begins, count = (0,) * len(buffers) if first is None else tuple(first), tokens
     for buffer, new, begin in zip(buffers, rows, begins, strict=True):
         if len(buffer.shape) != 4 or len(new.shape) != 4:
             raise ValueError(
@@ -117,11 +117,11 @@ def check(
             raise ValueError(
                 f"a buffer {buffer.shape} must be [B, Hkv, S, Dh] and its rows {new.shape} [B, Hkv, R, Dh] with B = {batch}"
             )
-        if tokens is None:
-            tokens = length
-        if begin < 0 or begin + tokens > length or (first is None and length != tokens):
-            raise ValueError(f"rows {new.shape} of a buffer must hold tokens = {tokens} rows from first = {begin} on")
-        written = tokens if path is None else path.shape[1]
+        here = length - begin if tokens is None else tokens
+        count = here if count is None else count
+        if not 0 <= begin <= begin + here <= length or here != count:
+            raise ValueError(f"rows {new.shape} of a buffer must hold tokens = {count} rows from first = {begin} on")
+        written = count if path is None else path.shape[1]
         if written > capacity:
             raise ValueError(f"{written} rows do not fit into a buffer {buffer.shape}")
-    return Part(begins, tokens or 0)
+    return Part(begins, count or 0)

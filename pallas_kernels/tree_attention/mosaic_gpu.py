@@ -75,7 +75,8 @@ def mosaic_gpu_tree_attention(
         return jnp.pad(x, widths) if size > x.shape[axis] else x
 
     # One array for all that is new: XLA makes it in one kernel, rotation and layout included, and three would cost 2 us each.
-    # A copy that begins in it may end beyond it: there it finds zeros.
+    # Copies of whole blocks run on into the part that follows, or beyond the array, where they find zeros. Of what they bring too
+    # much, queries are not stored, keys are masked, and values are silenced: a weight of 0 is not enough for a NaN.
     new = pack(queries, tail_keys, tail_values)
     optional: dict[str, jax.Array] = {}
     if tail_mask is not None:
@@ -87,7 +88,7 @@ def mosaic_gpu_tree_attention(
         first = jnp.maximum(jnp.min(prefix_start, axis=1), 0).astype(jnp.int32) // tiles.block
     blocks = jnp.stack([first, lengths.astype(jnp.int32)], axis=1)  # [B, 2]
 
-    stored_rows = rows_padded if tiles.splits == 1 else min(rows_padded, -(-rows // 8) * 8)
+    stored_rows = rows_padded if tiles.splits == 1 else min(rows_padded, aligned(rows))
     kernel = functools.partial(
         _kernel,
         tiles=tiles,
@@ -154,6 +155,7 @@ def mosaic_gpu_tree_attention(
 def shared_shapes(groups: int, head_dim: int, dtype: Any, out_dtype: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the consumers' queries and outputs, which share memory: entry g of both begins at the same byte.
 
+    Each begins at the first byte of the union, without padding, as references in shared memory do.
     Consumers end at different times. An output that reached into the next consumer's queries would replace what that one may
     still be reading.
     """
@@ -329,7 +331,7 @@ def _kernel(
 
         def tail_step(i, carry):
             clean = None
-            if tail_blocks * tail_block > tail:
+            if tail_blocks * tail_block > aligned(tail):  # up to there are zeros
                 clean = lambda values: silence(values, tail_block, tail - i * tail_block)  # noqa: E731
             if mask_ref is not None:
                 at = (slot, pl.ds(row0, rows), pl.ds(i * tail_block, tail_block))

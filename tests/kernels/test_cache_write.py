@@ -111,6 +111,10 @@ def test_rows_that_lie_in_arrays_of_several_buffers(tokens: int, steps: int | No
     assert_equal(jax.jit(write)(buffers, arrays, path, start), wanted)
     with jax.disable_jit():
         assert_equal(write(buffers, arrays, path, start), wanted)
+    longer = [np.concatenate([x, 2 * x], axis=2) for x in rows]
+    assert_equal(write_rows(buffers, longer, path, start, tokens=tokens), wanted)
+    second = write_rows(buffers, longer, path, start, first=[tokens] * 4)
+    assert_equal(second, loops(buffers, [2 * x for x in rows], path, start))
 
 
 def test_mapped_and_differentiated() -> None:
@@ -146,10 +150,12 @@ def test_what_does_not_fit_is_said() -> None:
         ValueError, match=r"rows \(2, 2, 3, 8\) of a buffer must hold tokens = 4 rows from first = 0 on"
     ):
         write_rows(buffers, [rows[0], rows[1][:, :, :3]], path, start)
-    with pytest.raises(
-        ValueError, match=r"rows \(2, 2, 4, 8\) of a buffer must hold tokens = 3 rows from first = 0 on"
-    ):
-        write_rows(buffers, rows, path, start, tokens=3)
+    with pytest.raises(ValueError, match=r"rows \(2, 2, 4, 8\) of a buffer must hold tokens = 5 rows from first = 0"):
+        write_rows(buffers, rows, path, start, tokens=5)
+    with pytest.raises(ValueError, match=r"must hold tokens = -1 rows from first = 0 on"):
+        write_rows(buffers, rows, path, start, tokens=-1)
+    with pytest.raises(ValueError, match=r"must hold tokens = 3 rows from first = 2 on"):
+        write_rows(buffers, rows, path, start, first=[1, 2])
     with pytest.raises(ValueError, match=r"must hold tokens = 3 rows from first = 2 on"):
         write_rows(buffers, rows, path, start, first=[1, 2], tokens=3)
     with pytest.raises(ValueError, match=r"must hold tokens = 3 rows from first = -1 on"):

@@ -138,7 +138,9 @@ def test_a_dispatch_is_not_part_of_a_step() -> None:
     assert found.dispatch_ms == pytest.approx(3.0)
     assert found.steps == 10
     assert runs == [1, 11, 1, 11, 1, 11, 1]
-    assert loops.measure(run, runs=3).ms == pytest.approx(2.0)
+    found = loops.measure(run, runs=3)
+    assert found.ms == pytest.approx(2.0)
+    assert found.steps in (100, 101)  # of 2 ms, in 0.2 s
     assert loops.step_seconds((8.0, 4), (9.0, 1)) == 2.0  # nothing but noise
 
 
