@@ -2,10 +2,10 @@
 
     python benchmarks/idle.py --model 8B --tokens 48 --out results.json
 
-One request with random weights is served, plainly and with a tree, under the profiler. CUDA graphs are off, so that the
-profiler sees every kernel, and the host launches each; in ordinary runs it launches all rounds of a dispatch as one graph, and the
-gaps between kernels are shorter. Idle is the time in which no kernel runs, between the first and the last of the
-generation behind its prefill.
+One request with random weights is served, plainly and with a tree, under the profiler. CUDA graphs are off, so that the profiler
+sees every kernel, and the host launches each; in ordinary runs it launches all rounds of a dispatch as one graph, and the gaps
+between kernels are shorter. Idle is the time in which no kernel runs, between the first and the last of the generation behind its
+prefill.
 """
 
 import argparse
