@@ -77,6 +77,7 @@ def main() -> None:
             "seconds": time.perf_counter() - start,
             "outermost": [kind for depth, kind in ran if depth == 0],
             "loops": sum(kind == "kWhile" for _, kind in ran),
+            "launches": sum(kind in ("kCustomKernel", "kCustomCall", "kCopy") for _, kind in ran),
             "kernels": lowered.as_text().count("mosaic_gpu_v2"),
             "fallbacks": len(re.findall(r"@xla_(blocked_tree_attention|write_rows)", lowered.as_text())),
         }
