@@ -26,7 +26,7 @@ from eagle_jax.decoding.tree import StaticTree, TreeConfig
 
 FIRST_GUESS = 0.5
 """Acceptance of a chain's draft before anything was seen."""
-GUESS_WEIGHT = 3.0
+GUESS_WEIGHT = 2.0
 """Tested drafts that the guess counts for."""
 OTHERS_WEIGHT = 6.0
 """Tested drafts that the record of the other rungs counts for, when it speaks about one."""
@@ -36,7 +36,7 @@ FADING = 0.95
 """What is left of the record of a rung after a round of another one that drafts: nothing is held against it for ever."""
 GAIN = 0.18
 """Gain of a tree for each doubling of its nodes a level."""
-PROBE_BUDGET = 0.01
+PROBE_BUDGET = 0.005
 """Share of the time that may be lost by trying to draft where plain decoding is best."""
 UNDECIDED = -1
 """Value of `LadderState.rung` where the choice is to be made anew."""

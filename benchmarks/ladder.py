@@ -1,0 +1,107 @@
+"""What a ladder costs where no draft is accepted: the same outputs with and without it, by turns in one run.
+
+    python benchmarks/ladder.py --model 8B --batch 1 8 32 --out results.json
+
+Weights are random, so that nothing the head drafts is accepted: the worst text there is. Every slot generates `--tokens` tokens
+behind a cache of `--context`, in one dispatch, three ways: by a program that only decodes plainly; by the ladder when it is made
+to stay on its plain rung; and by the ladder as it is, which tries to draft first, and now and then. The ratios are medians over
+the turns; calibration and compilation are not counted.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from eagle_jax.decoding.engine import Engine
+from eagle_jax.decoding.ladder import Ladder, forced
+from eagle_jax.measurement import geometry, loops
+from eagle_jax.measurement.rungs import measure_rungs, rung_name
+from eagle_jax.speculative_config import default_ladder
+
+
+def generate(engine: Engine, context: int, costs: Any = None) -> tuple[float, float, float]:
+    """Seconds of one generation, rounds of the slot that ran most, and the mean accepted length of its rounds."""
+    plan, programs = engine.plan, engine.programs
+    state = programs.init(engine.weights)
+    places = jax.tree.map(lambda x: x.sharding, state)
+    state = jax.device_put(loops.at_length(state, context, plan.max_length), places)
+    if state.ladder is not None:
+        costs = jax.device_put(np.asarray(costs, np.float32), state.ladder.costs.sharding)
+        state = dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
+    active, most = np.ones((plan.slots,), bool), np.int32(plan.max_length)
+    seconds, (_, report) = loops.timed(programs.decode, engine.weights, state, active, most, np.bool_(False))
+    assert bool((report.lengths + 1 == plan.max_length).all())
+    rounds = int(report.rounds.max())
+    return seconds, rounds, float(report.accepted_lengths.sum()) / float(report.rounds.sum())
+
+
+def measure(target: Any, head: Any, ladder: Ladder, batch: int, args: argparse.Namespace, say: Any) -> dict[str, Any]:
+    """The figures of one number of slots."""
+    chunk = 64 if jax.default_backend() == "cpu" else 256
+    options = {"slots": batch, "max_length": args.context + args.tokens, "prefill_chunk": chunk}
+    plain = Engine(target, None, tree=None, **options)
+    engine = Engine(target, head, tree=ladder, **options)
+    for one in (plain, engine):
+        say(f"compiled in {one.compile():.1f} s")
+    costs = measure_rungs(engine, args.context)
+    ways = {
+        "plain program": lambda: generate(plain, args.context),
+        "plain rung": lambda: generate(engine, args.context, forced(ladder, 0)),
+        "ladder": lambda: generate(engine, args.context, costs),
+    }
+    runs = [{name: way() for name, way in ways.items()} for _ in range(args.repeats + 1)][1:]
+    result = {
+        "batch": batch,
+        "rungs_ms": dict(zip(map(rung_name, ladder.rungs), costs, strict=True)),
+        "seconds": {name: [run[name][0] for run in runs] for name in ways},
+        "rounds": {name: runs[-1][name][1] for name in ways},
+        "accepted_length": {name: runs[-1][name][2] for name in ways},
+        "ratio": {name: statistics.median(run[name][0] / run["plain program"][0] for run in runs) for name in ways},
+    }
+    ms = statistics.median(result["seconds"]["plain program"]) / args.tokens * 1e3
+    ratio, length = result["ratio"], result["accepted_length"]["ladder"]
+    say(
+        f"batch {batch}: plain {ms:.3f} ms a step; plain rung {ratio['plain rung']:.4f} x, ladder {ratio['ladder']:.4f} x "
+        f"(accepted length {length:.2f})"
+    )
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="8B", help="published geometry (default: 8B)")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=1024, help="tokens in the caches at the start (default: 1024)")
+    parser.add_argument("--tokens", type=int, default=256, help="of each output (default: 256)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=None, help="write all figures to this JSON file")
+    args = parser.parse_args()
+    name, config = geometry.find_geometry(args.model)
+    head_config = geometry.eagle3_head_of(config)
+    target = geometry.random_target(config, jnp.dtype(args.dtype))
+    head = geometry.random_head(head_config, jnp.dtype(args.dtype))
+    ladder = default_ladder(head_config, jax.default_backend())
+    report = {
+        "model": name,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "settings": {key: str(value) for key, value in vars(args).items()},
+        "rows": [],
+    }
+    for batch in args.batch:
+        report["rows"].append(measure(target, head, ladder, batch, args, Console().print))
+        if args.out:
+            args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
