@@ -11,8 +11,10 @@ something about the others, and the own record of a rung corrects it (weighted b
 test). Chains have gain 1. SmolLM2-135M with its released head: chains of 7 and trees of 60 nodes accepted 4.08 and 6.07 tokens a
 round on mt_bench, 4.64 and 6.82 on gsm8k, 4.55 and 6.62 on humaneval, which are gains of 1.44, 1.46 and 1.43.
 
-Where plain decoding is best, the cheapest drafting rung is tried now and then, so rarely that it costs at most `PROBE_BUDGET` of
-the time if nothing is accepted: a text that becomes easy is noticed.
+Where plain decoding is best, the cheapest drafting rung is tried all the same: first so often that it costs `PROBE_BUDGETS[0]` of
+the time if nothing is accepted, half as often after every attempt in vain, and `PROBE_BUDGETS[1]` of the time in the end. Answers
+often begin with what is hard to draft and go on with what is easy (a list, say): that is noticed within a few rounds, and a head
+that is of no use costs little.
 """
 
 import dataclasses
@@ -26,18 +28,18 @@ from eagle_jax.decoding.tree import StaticTree, TreeConfig
 
 FIRST_GUESS = 0.5
 """Acceptance of a chain's draft before anything was seen."""
-GUESS_WEIGHT = 2.0
+GUESS_WEIGHT = 1.5
 """Tested drafts that the guess counts for."""
-OTHERS_WEIGHT = 6.0
+OTHERS_WEIGHT = 30.0
 """Tested drafts that the record of the other rungs counts for, when it speaks about one."""
 MEMORY = 24.0
 """Tested drafts of a rung that are remembered: older ones fade."""
 FADING = 0.95
 """What is left of the record of a rung after a round of another one that drafts: nothing is held against it for ever."""
-GAIN = 0.18
+GAIN = 0.2
 """Gain of a tree for each doubling of its nodes a level."""
-PROBE_BUDGET = 0.005
-"""Share of the time that may be lost by trying to draft where plain decoding is best."""
+PROBE_BUDGETS = 0.05, 0.005
+"""Largest and smallest share of the time that may be lost by trying to draft where plain decoding is best."""
 UNDECIDED = -1
 """Value of `LadderState.rung` where the choice is to be made anew."""
 DUE_ROWS = 32
@@ -113,6 +115,8 @@ class LadderState:
     """Drafts whose predecessor was accepted, so that the target decided about them; float32 `[B, R]`, faded alike."""
     plain_rounds: jax.Array
     """Plain rounds since something was drafted, int32 scalar."""
+    probe_budget: jax.Array
+    """Share of the time that the next attempt to draft may cost, float32 scalar."""
     rung: jax.Array
     """The rung of the next round, or `UNDECIDED`, int32 scalar."""
     drafted: jax.Array
@@ -129,17 +133,21 @@ class LadderState:
             accepted=zeros,
             tested=jnp.zeros_like(zeros),
             plain_rounds=zero,
+            probe_budget=jnp.asarray(PROBE_BUDGETS[0], jnp.float32),
             rung=jnp.zeros((), jnp.int32),
             drafted=jnp.zeros((slots, capacity), jnp.int32),
         )
 
     def start(self, slot: jax.Array) -> "LadderState":
-        """Forgets the request that had a slot before."""
+        """Forgets the request that had a slot before. Of several slots one alone is no reason to hurry."""
         return dataclasses.replace(
             self,
             accepted=self.accepted.at[slot].set(0.0),
             tested=self.tested.at[slot].set(0.0),
             plain_rounds=jnp.zeros_like(self.plain_rounds),
+            probe_budget=jnp.full_like(
+                self.probe_budget, max(PROBE_BUDGETS[0] / self.tested.shape[0], PROBE_BUDGETS[1])
+            ),
             drafted=self.drafted.at[slot].set(0),
         )
 
@@ -166,11 +174,15 @@ class LadderState:
             return jnp.where(running[:, None], (total + here * new[:, None]) * fade, total)
 
         slots = jnp.arange(counts.shape[0])
+        # The first round after plain ones is an attempt; if others follow it was a good one.
+        smaller = jnp.maximum(self.probe_budget / 2, PROBE_BUDGETS[1])
+        larger = jnp.minimum(self.probe_budget * 2, PROBE_BUDGETS[0])
         return dataclasses.replace(
             self,
             accepted=add(self.accepted, accepted),
             tested=add(self.tested, tested),
             plain_rounds=jnp.zeros_like(self.plain_rounds),
+            probe_budget=jnp.where(self.plain_rounds > 0, smaller, larger),
             drafted=self.drafted.at[slots, rounds].set(jnp.where(running, ladder.drafted[rung], 0), mode="drop"),
         )
 
@@ -185,7 +197,7 @@ class LadderState:
     def probing(self) -> jax.Array:
         """Whether so many plain rounds were run that one of the cheapest drafting rung may be lost, bool scalar."""
         lost = self.costs[1:].min() / self.costs[0] - 1  # plain rounds that a round in vain costs
-        return self.plain_rounds * PROBE_BUDGET >= jnp.maximum(lost, PROBE_BUDGET)
+        return self.plain_rounds * self.probe_budget >= jnp.maximum(lost, self.probe_budget)
 
     def expected_lengths(self, ladder: Ladder) -> jax.Array:
         """Tokens that a round of each rung is expected to emit, float32 `[B, R]`."""

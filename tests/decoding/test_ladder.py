@@ -148,6 +148,13 @@ def test_the_choice_falls_to_plain_decoding_and_climbs() -> None:
     per_token, used = simulate(costs, lambda _: 0.9, 256)
     assert set(used[10:]) == {2}
     assert per_token < 0.5
+    # A beginning that is hard is not held against the rest: attempts come soon at first.
+    for seed in range(3):
+        used = simulate(costs, lambda done: 0.9 * (done > 16), 64, seed)[1]
+        plain = used.index(0)
+        assert sum(rung > 0 for rung in used[plain : plain + 24]) >= 2
+    # Nor is an attempt made that costs too much.
+    assert not any(simulate([1.0, 1e30, 1e30], lambda _: 0.9, 64)[1])
     # A text that becomes easy is noticed, and one that becomes hard.
     assert simulate(costs, lambda done: 0.9 * (done > 128), 400)[1][-1] == 2
     assert simulate(costs, lambda done: 0.9 * (done < 100), 250)[1][-1] == 0
