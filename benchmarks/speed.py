@@ -3,9 +3,9 @@
     python benchmarks/speed.py --target SmolLM2-135M-Instruct.Q4_1.gguf --prompts gsm8k.jsonl mt_bench.jsonl \
         --num-prompts 3 --max-tokens 192 --out results.json
 
-One prompt at a time, greedily, each setting in turn on each prompt; the figures are medians over prompts of the time per token
-after the prefill, compilation apart. Machines are noisy: the ratios of one run are what counts. Prompt files are as in
-acceptance.py.
+One prompt at a time, greedily, each setting in turn on each prompt. The figures are medians over prompts of the time per token
+after the prefill, compilation apart; beside them stand what all prompts together took, and of that the time of a round. Machines
+are noisy: the ratios of one run are what counts. Prompt files are as in acceptance.py.
 """
 
 import argparse
@@ -69,12 +69,13 @@ def main() -> None:
         total, depth, top_k = map(int, tree.split(","))
         shapes[f"tree {tree}"] = {"tree": TreeConfig(total_tokens=total, depth=depth, top_k=top_k)}
     shapes |= {"auto": {"tree": "auto"}} if args.auto else {}
-    table = Table("set", "decoding", "ms / token", "speed-up", "accepted length", "ms / round")
+    table = Table("set", "decoding", "ms / token", "speed-up", "of all tokens", "accepted length", "ms / round")
     for file in args.prompts:
         turns = [json.loads(line)["turns"][0] for line in file.open(encoding="utf-8")][: args.num_prompts]
         prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": turn}]) for turn in turns]
         seconds: dict[str, list[float]] = {}
         rounds: dict[str, int] = {}
+        lengths: list[int] = []
         for index, prompt in enumerate(prompts):
             common = {"prompts": {"prompt_token_ids": prompt}, "max_new_tokens": args.max_tokens}
             for name, shape in shapes.items():
@@ -86,29 +87,25 @@ def main() -> None:
                     if not warm:
                         tokens = len(result.token_ids[0]) - 1
                         seconds.setdefault(name, []).append(result.timing.decode_seconds / tokens)
+                        lengths += [tokens] if name == "plain" else []
                         rounds[name] = rounds.get(name, 0) + len(result.metrics[0].accepted_lengths)
         if args.transformers:
             seconds["transformers"] = transformers_seconds(args.target, prompts, args.transformers, args.dtype)
         plain = statistics.median(seconds["plain"])
+        totals = {name: sum(a * b for a, b in zip(values, lengths, strict=True)) for name, values in seconds.items()}
         figures = {}
         for name, values in seconds.items():
             median = statistics.median(values)
-            length = rounds["plain"] / rounds[name] if name in rounds else 1.0
             figures[name] = {
                 "ms_per_token": 1e3 * median,
                 "speed_up": plain / median,
-                "accepted_length": length,
-                "ms_per_round": 1e3 * median * length,
+                "speed_up_of_all_tokens": totals["plain"] / totals[name],
+                "accepted_length": sum(lengths) / rounds[name] if name in rounds else 1.0,
+                "ms_per_round": 1e3 * totals[name] / rounds.get(name, sum(lengths)),
+                "ms_per_token_of_prompts": [1e3 * value for value in values],
             }
             row = figures[name]
-            table.add_row(
-                file.stem,
-                name,
-                f"{1e3 * median:.2f}",
-                f"{plain / median:.2f}",
-                f"{length:.2f}",
-                f"{row['ms_per_round']:.2f}",
-            )
+            table.add_row(file.stem, name, *(f"{row[key]:.2f}" for key in list(row)[:5]))
         report["sets"][file.stem] = figures
         if args.out:
             args.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
