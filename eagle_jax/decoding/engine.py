@@ -439,8 +439,10 @@ class Engine:
     def _with_costs(self, state: DecodeState) -> DecodeState:
         if state.ladder is None:
             return state
-        costs = jax.device_put(np.asarray(self.costs, np.float32), state.ladder.costs.sharding)
-        return dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
+        # The choice rests on the requests of this call alone, not on an earlier one's.
+        fresh = dataclasses.replace(state.ladder.restart(), costs=np.asarray(self.costs, np.float32))
+        shardings = jax.tree.map(lambda x: x.sharding, state.ladder)
+        return dataclasses.replace(state, ladder=jax.device_put(fresh, shardings))
 
     def _read(self, report: Report, slots: dict[int, "_Slot"]) -> tuple[list[Update], int]:
         """What a dispatch added, and how many rounds it had."""

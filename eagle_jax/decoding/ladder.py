@@ -12,9 +12,12 @@ test). Chains have gain 1. SmolLM2-135M with its released head: chains of 7 and 
 round on mt_bench, 4.64 and 6.82 on gsm8k, 4.55 and 6.62 on humaneval, which are gains of 1.44, 1.46 and 1.43.
 
 Where plain decoding is best, the cheapest drafting rung is tried all the same: first so often that it costs `PROBE_BUDGETS[0]` of
-the time if nothing is accepted, half as often after every attempt in vain, and `PROBE_BUDGETS[1]` of the time in the end. Answers
-often begin with what is hard to draft and go on with what is easy (a list, say): that is noticed within a few rounds, and a head
-that is of no use costs little.
+the time if nothing is accepted, half as often after every attempt in vain, down to `PROBE_BUDGETS[1]`. Answers often begin with
+what is hard to draft and go on with what is easy (a list, say): that is noticed within a few rounds.
+
+Estimates can be wrong for good, above all where drafting costs next to nothing more. So accounts are kept: whatever the estimates
+say, a rung is run only if its time, lost as a whole, would not put the slots more than `LOSS` plain rounds and `LOSS_RATE` of the
+time behind plain decoding, on average. Over 256 tokens that is 1.7 %.
 """
 
 import dataclasses
@@ -38,8 +41,10 @@ FADING = 0.95
 """What is left of the record of a rung after a round of another one that drafts: nothing is held against it for ever."""
 GAIN = 0.2
 """Gain of a tree for each doubling of its nodes a level."""
-PROBE_BUDGETS = 0.05, 0.005
+PROBE_BUDGETS = 0.05, 0.01
 """Largest and smallest share of the time that may be lost by trying to draft where plain decoding is best."""
+LOSS, LOSS_RATE = 3.0, 0.005
+"""What drafting may lose in all: plain rounds, and a share of the time."""
 UNDECIDED = -1
 """Value of `LadderState.rung` where the choice is to be made anew."""
 DUE_ROWS = 32
@@ -117,6 +122,8 @@ class LadderState:
     """Plain rounds since something was drafted, int32 scalar."""
     probe_budget: jax.Array
     """Share of the time that the next attempt to draft may cost, float32 scalar."""
+    in_hand: jax.Array
+    """Plain rounds that may be lost from here on, float32 scalar: the allowance, and what was won or lost by drafting."""
     rung: jax.Array
     """The rung of the next round, or `UNDECIDED`, int32 scalar."""
     drafted: jax.Array
@@ -134,20 +141,27 @@ class LadderState:
             tested=jnp.zeros_like(zeros),
             plain_rounds=zero,
             probe_budget=jnp.asarray(PROBE_BUDGETS[0], jnp.float32),
+            in_hand=jnp.asarray(LOSS, jnp.float32),
             rung=jnp.zeros((), jnp.int32),
             drafted=jnp.zeros((slots, capacity), jnp.int32),
         )
 
-    def start(self, slot: jax.Array) -> "LadderState":
-        """Forgets the request that had a slot before. Of several slots one alone is no reason to hurry."""
+    def restart(self) -> "LadderState":
+        """Forgets what belongs to all slots together."""
         return dataclasses.replace(
             self,
+            plain_rounds=jnp.zeros_like(self.plain_rounds),
+            probe_budget=jnp.full_like(self.probe_budget, PROBE_BUDGETS[0]),
+            in_hand=jnp.full_like(self.in_hand, LOSS),
+        )
+
+    def start(self, slot: jax.Array) -> "LadderState":
+        """Forgets the request that had a slot before. What belongs to all slots stays, unless there is only one."""
+        fresh = self.restart() if self.tested.shape[0] == 1 else self
+        return dataclasses.replace(
+            fresh,
             accepted=self.accepted.at[slot].set(0.0),
             tested=self.tested.at[slot].set(0.0),
-            plain_rounds=jnp.zeros_like(self.plain_rounds),
-            probe_budget=jnp.full_like(
-                self.probe_budget, max(PROBE_BUDGETS[0] / self.tested.shape[0], PROBE_BUDGETS[1])
-            ),
             drafted=self.drafted.at[slot].set(0),
         )
 
@@ -163,8 +177,11 @@ class LadderState:
           running: slots that took part, bool `[B]`.
           rounds: rounds that each slot had run before, int32 `[B]`.
         """
+        emitted = 1 + jnp.sum(jnp.where(running, counts, 0)) / jnp.maximum(jnp.sum(running), 1)
+        time = self.costs[rung] / self.costs[0]
+        in_hand = self.in_hand + emitted - time * (1 - LOSS_RATE)
         if rung == 0:
-            return dataclasses.replace(self, plain_rounds=self.plain_rounds + 1)
+            return dataclasses.replace(self, plain_rounds=self.plain_rounds + 1, in_hand=in_hand)
         accepted = counts.astype(jnp.float32)
         tested = accepted + (counts < ladder.depths[rung])
         here = jnp.arange(len(ladder.rungs)) == rung
@@ -174,22 +191,24 @@ class LadderState:
             return jnp.where(running[:, None], (total + here * new[:, None]) * fade, total)
 
         slots = jnp.arange(counts.shape[0])
-        # The first round after plain ones is an attempt; if others follow it was a good one.
-        smaller = jnp.maximum(self.probe_budget / 2, PROBE_BUDGETS[1])
-        larger = jnp.minimum(self.probe_budget * 2, PROBE_BUDGETS[0])
+        # The first round after plain ones is an attempt.
+        in_vain = jnp.where(self.plain_rounds > 0, self.probe_budget / 2, self.probe_budget)
+        budget = jnp.clip(jnp.where(emitted < time, in_vain, 2 * self.probe_budget), PROBE_BUDGETS[1], PROBE_BUDGETS[0])
         return dataclasses.replace(
             self,
             accepted=add(self.accepted, accepted),
             tested=add(self.tested, tested),
             plain_rounds=jnp.zeros_like(self.plain_rounds),
-            probe_budget=jnp.where(self.plain_rounds > 0, smaller, larger),
+            probe_budget=budget,
+            in_hand=in_hand,
             drafted=self.drafted.at[slots, rounds].set(jnp.where(running, ladder.drafted[rung], 0), mode="drop"),
         )
 
     def choose(self, ladder: Ladder, running: jax.Array) -> "LadderState":
         """Picks the next rung for the running slots, bool `[B]`."""
         yields = jnp.where(running[:, None], self.expected_lengths(ladder), 0).sum(axis=0)  # [R]
-        best = jnp.argmax(yields / self.costs).astype(jnp.int32)
+        affordable = (self.costs / self.costs[0] - 1 <= self.in_hand).at[0].set(True)
+        best = jnp.argmax(jnp.where(affordable, yields / self.costs, -1.0)).astype(jnp.int32)
         cheapest = jnp.argmin(self.costs[1:]).astype(jnp.int32) + 1
         return dataclasses.replace(self, rung=jnp.where((best == 0) & self.probing, cheapest, best))
 
@@ -197,7 +216,8 @@ class LadderState:
     def probing(self) -> jax.Array:
         """Whether so many plain rounds were run that one of the cheapest drafting rung may be lost, bool scalar."""
         lost = self.costs[1:].min() / self.costs[0] - 1  # plain rounds that a round in vain costs
-        return self.plain_rounds * self.probe_budget >= jnp.maximum(lost, self.probe_budget)
+        due = self.plain_rounds * self.probe_budget >= jnp.maximum(lost, self.probe_budget)
+        return due & (lost <= self.in_hand)
 
     def expected_lengths(self, ladder: Ladder) -> jax.Array:
         """Tokens that a round of each rung is expected to emit, float32 `[B, R]`."""

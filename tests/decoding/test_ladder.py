@@ -77,6 +77,7 @@ def test_texts_are_those_of_plain_decoding(models, climbing, requests, plain, co
     again = serve(climbing, requests, rounds_per_dispatch=3) if costs == "dear" else completions
     alone = serve(climbing, requests[:1]) if costs == "dear" else completions[:1]
     assert [c.token_ids for c in again] == [c.token_ids for c in completions]
+    assert [c.drafted for c in serve(climbing, requests)] == [c.drafted for c in completions]
     assert alone[0].token_ids == completions[0].token_ids
 
 
@@ -153,11 +154,41 @@ def test_the_choice_falls_to_plain_decoding_and_climbs() -> None:
         used = simulate(costs, lambda done: 0.9 * (done > 16), 64, seed)[1]
         plain = used.index(0)
         assert sum(rung > 0 for rung in used[plain : plain + 24]) >= 2
-    # Nor is an attempt made that costs too much.
+    # Where drafting costs next to nothing more, estimates are never low enough to give it up: the accounts are.
+    for cheap in ([1.0, 1.04, 1.16], [1.0, 1.02, 1.3], [1.0, 1.1, 1.11]):
+        assert simulate(cheap, lambda _: 0.0, 256)[0] < 1.018
+        assert simulate(cheap, lambda _: 0.0, 1024)[0] < 1.009
+        assert simulate(cheap, lambda _: 0.3, 256)[0] < 0.95
+    # No attempt is made that costs too much.
     assert not any(simulate([1.0, 1e30, 1e30], lambda _: 0.9, 64)[1])
     # A text that becomes easy is noticed, and one that becomes hard.
     assert simulate(costs, lambda done: 0.9 * (done > 128), 400)[1][-1] == 2
     assert simulate(costs, lambda done: 0.9 * (done < 100), 250)[1][-1] == 0
+
+
+def test_what_belongs_to_all_slots_is_forgotten_with_the_last_of_them() -> None:
+    running, zero = jnp.ones((2,), bool), jnp.zeros((2,), jnp.int32)
+    for slots in (1, 2):
+        fresh = LadderState.empty(LADDER, slots, 8)
+        fresh = dataclasses.replace(fresh, costs=jnp.asarray([1.0, 1.5, 2.5]))
+        used = fresh.record(LADDER, 2, zero[:slots], running[:slots], zero[:slots])
+        assert float(used.in_hand - fresh.in_hand) == pytest.approx(1 - 2.5 * 0.995)
+        won = fresh.record(LADDER, 1, zero[:slots] + jnp.arange(1, slots + 1), running[:slots], zero[:slots])
+        assert float(won.in_hand - fresh.in_hand) == pytest.approx({1: 2, 2: 2.5}[slots] - 1.5 * 0.995)
+        attempt = dataclasses.replace(used, plain_rounds=zero[0] + 9)
+        vain = attempt.record(LADDER, 1, zero[:slots], running[:slots], zero[:slots])
+        assert float(vain.probe_budget) == pytest.approx(float(attempt.probe_budget) / 2)
+        better = vain.record(LADDER, 1, zero[:slots] + 2, running[:slots], zero[:slots])
+        assert float(better.probe_budget) == pytest.approx(float(attempt.probe_budget))
+        assert (
+            float(vain.record(LADDER, 1, zero[:slots], running[:slots], zero[:slots]).probe_budget) == vain.probe_budget
+        )
+        names = ("plain_rounds", "probe_budget", "in_hand")
+        started = dataclasses.replace(vain, plain_rounds=zero[0] + 3).start(zero[0])
+        kept = [float(getattr(started, name)) for name in names]
+        assert (kept == [float(getattr(fresh, name)) for name in names]) == (slots == 1)
+        assert float(started.tested[0].sum()) == 0
+        assert all(float(getattr(started.restart(), name)) == float(getattr(fresh, name)) for name in names)
 
 
 def test_the_expected_lengths_are_those_of_the_guess_before_anything_was_seen() -> None:
