@@ -27,8 +27,8 @@ from eagle_jax.measurement.rungs import measure_rungs, rung_name
 from eagle_jax.speculative_config import default_ladder
 
 
-def generate(engine: Engine, context: int, costs: Any = None) -> tuple[float, float, float]:
-    """Seconds of one generation, rounds of the slot that ran most, and the mean accepted length of its rounds."""
+def generate(engine: Engine, context: int, costs: Any = None) -> tuple[float, int]:
+    """Seconds of one generation of which nothing is accepted, and its rounds."""
     plan, programs = engine.plan, engine.programs
     state = programs.init(engine.weights)
     places = jax.tree.map(lambda x: x.sharding, state)
@@ -39,8 +39,8 @@ def generate(engine: Engine, context: int, costs: Any = None) -> tuple[float, fl
     active, most = np.ones((plan.slots,), bool), np.int32(plan.max_length)
     seconds, (_, report) = loops.timed(programs.decode, engine.weights, state, active, most, np.bool_(False))
     assert bool((report.lengths + 1 == plan.max_length).all())
-    rounds = int(report.rounds.max())
-    return seconds, rounds, float(report.accepted_lengths.sum()) / float(report.rounds.sum())
+    assert int(report.accepted_lengths.max()) == 1, "a draft was accepted"
+    return seconds, int(report.rounds.max())
 
 
 def measure(target: Any, head: Any, ladder: Ladder, batch: int, args: argparse.Namespace, say: Any) -> dict[str, Any]:
@@ -63,14 +63,12 @@ def measure(target: Any, head: Any, ladder: Ladder, batch: int, args: argparse.N
         "rungs_ms": dict(zip(map(rung_name, ladder.rungs), costs, strict=True)),
         "seconds": {name: [run[name][0] for run in runs] for name in ways},
         "rounds": {name: runs[-1][name][1] for name in ways},
-        "accepted_length": {name: runs[-1][name][2] for name in ways},
         "ratio": {name: statistics.median(run[name][0] / run["plain program"][0] for run in runs) for name in ways},
     }
     ms = statistics.median(result["seconds"]["plain program"]) / args.tokens * 1e3
-    ratio, length = result["ratio"], result["accepted_length"]["ladder"]
+    ratio = result["ratio"]
     say(
-        f"batch {batch}: plain {ms:.3f} ms a step; plain rung {ratio['plain rung']:.4f} x, ladder {ratio['ladder']:.4f} x "
-        f"(accepted length {length:.2f})"
+        f"batch {batch}: plain {ms:.3f} ms a step; plain rung {ratio['plain rung']:.4f} x, ladder {ratio['ladder']:.4f} x"
     )
     return result
 

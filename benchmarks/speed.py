@@ -75,7 +75,7 @@ def main() -> None:
         prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": turn}]) for turn in turns]
         seconds: dict[str, list[float]] = {}
         rounds: dict[str, int] = {}
-        lengths: list[int] = []
+        lengths: dict[str, list[int]] = {}
         for index, prompt in enumerate(prompts):
             common = {"prompts": {"prompt_token_ids": prompt}, "max_new_tokens": args.max_tokens}
             for name, shape in shapes.items():
@@ -87,21 +87,25 @@ def main() -> None:
                     if not warm:
                         tokens = len(result.token_ids[0]) - 1
                         seconds.setdefault(name, []).append(result.timing.decode_seconds / tokens)
-                        lengths += [tokens] if name == "plain" else []
+                        lengths.setdefault(name, []).append(tokens)
                         rounds[name] = rounds.get(name, 0) + len(result.metrics[0].accepted_lengths)
         if args.transformers:
             seconds["transformers"] = transformers_seconds(args.target, prompts, args.transformers, args.dtype)
         plain = statistics.median(seconds["plain"])
-        totals = {name: sum(a * b for a, b in zip(values, lengths, strict=True)) for name, values in seconds.items()}
+        totals = {}  # tokens, and the seconds that they took
+        for name, values in seconds.items():
+            tokens_of = lengths.get(name, lengths["plain"])
+            totals[name] = sum(tokens_of), sum(a * b for a, b in zip(values, tokens_of, strict=True))
         figures = {}
         for name, values in seconds.items():
             median = statistics.median(values)
             figures[name] = {
                 "ms_per_token": 1e3 * median,
                 "speed_up": plain / median,
-                "speed_up_of_all_tokens": totals["plain"] / totals[name],
-                "accepted_length": sum(lengths) / rounds[name] if name in rounds else 1.0,
-                "ms_per_round": 1e3 * totals[name] / rounds.get(name, sum(lengths)),
+                "speed_up_of_all_tokens": (totals["plain"][1] / totals["plain"][0])
+                / (totals[name][1] / totals[name][0]),
+                "accepted_length": totals[name][0] / rounds[name] if name in rounds else 1.0,
+                "ms_per_round": 1e3 * totals[name][1] / rounds.get(name, totals[name][0]),
                 "ms_per_token_of_prompts": [1e3 * value for value in values],
             }
             row = figures[name]

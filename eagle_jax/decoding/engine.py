@@ -440,9 +440,9 @@ class Engine:
         if state.ladder is None:
             return state
         # The choice rests on the requests of this call alone, not on an earlier one's.
-        fresh = dataclasses.replace(state.ladder.restart(), costs=np.asarray(self.costs, np.float32))
+        costs = jax.device_put(np.asarray(self.costs, np.float32), state.ladder.costs.sharding)
         shardings = jax.tree.map(lambda x: x.sharding, state.ladder)
-        return dataclasses.replace(state, ladder=jax.device_put(fresh, shardings))
+        return dataclasses.replace(state, ladder=jax.device_put(state.ladder.restart(costs), shardings))
 
     def _read(self, report: Report, slots: dict[int, "_Slot"]) -> tuple[list[Update], int]:
         """What a dispatch added, and how many rounds it had."""

@@ -39,7 +39,7 @@ MEMORY = 24.0
 """Tested drafts of a rung that are remembered: older ones fade."""
 FADING = 0.95
 """What is left of the record of a rung after a round of another one that drafts: nothing is held against it for ever."""
-GAIN = 0.2
+GAIN = 0.18
 """Gain of a tree for each doubling of its nodes a level."""
 PROBE_BUDGETS = 0.05, 0.01
 """Largest and smallest share of the time that may be lost by trying to draft where plain decoding is best."""
@@ -146,10 +146,11 @@ class LadderState:
             drafted=jnp.zeros((slots, capacity), jnp.int32),
         )
 
-    def restart(self) -> "LadderState":
-        """Forgets what belongs to all slots together."""
+    def restart(self, costs: jax.Array | None = None) -> "LadderState":
+        """Forgets what belongs to all slots together; `costs`, float32 `[R]`, take the place of the present ones."""
         return dataclasses.replace(
             self,
+            costs=self.costs if costs is None else costs,
             plain_rounds=jnp.zeros_like(self.plain_rounds),
             probe_budget=jnp.full_like(self.probe_budget, PROBE_BUDGETS[0]),
             in_hand=jnp.full_like(self.in_hand, LOSS),
