@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 def attention_by_device(geometry: Mapping[str, Any]) -> dict[str, str]:
     """The backend that verifies a usual draft tree with heads of this geometry, by kind of device."""
     from eagle_jax.decoding.attention import AttentionShape
-    from pallas_kernels.tree_attention.backends import Device
+    from pallas_kernels.backends import Device
 
     devices = {
         "TPU": (Device("tpu", "TPU v6 lite"), "bfloat16"),

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.parallel.partition import local_kv_heads
+from pallas_kernels.backends import Choice, Device
 from pallas_kernels.tree_attention import chosen_backend
-from pallas_kernels.tree_attention.backends import Choice, Device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

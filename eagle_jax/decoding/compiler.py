@@ -6,7 +6,7 @@ import os
 import jax
 
 from eagle_jax.models.matmul import CPU_COMPILER_OPTIONS
-from pallas_kernels.tree_attention.backends import Device
+from pallas_kernels.backends import Device
 
 COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.backends import Choice, Device
 from pallas_kernels.cache_write.backends import IMPLEMENTATIONS, Implementation, choose
 from pallas_kernels.cache_write.operation import bind
 from pallas_kernels.cache_write.reference import Part
-from pallas_kernels.tree_attention.backends import Choice, Device
 
 
 def write_rows(

@@ -1,8 +1,4 @@
-"""The backends of the write of rows, and which of them a program gets.
-
-They are chosen as those of tree attention are (`pallas_kernels.tree_attention.backends`): once, while the program is lowered, and
-the first that does not raise `NotImplementedError` is taken.
-"""
+"""The backends of the write of rows, and which of them a program gets (see `pallas_kernels.backends`)."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,8 +6,8 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from pallas_kernels.backends import Choice, Device, first_that_does, kernel_module, require_hopper
 from pallas_kernels.cache_write.reference import Part, reference_write_rows
-from pallas_kernels.tree_attention.backends import Choice, Device, first_that_does, kernel_module, require_hopper
 
 Implementation = Literal["mosaic_gpu", "xla"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)

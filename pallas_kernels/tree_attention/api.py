@@ -4,7 +4,8 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.tree_attention.backends import IMPLEMENTATIONS, Choice, Device, Implementation, choose
+from pallas_kernels.backends import Choice, Device
+from pallas_kernels.tree_attention.backends import IMPLEMENTATIONS, Implementation, choose
 from pallas_kernels.tree_attention.operation import bind
 
 

@@ -1,17 +1,12 @@
-"""The backends of tree attention, and which of them a program gets.
+"""The backends of tree attention, and which of them a program gets (see `pallas_kernels.backends`)."""
 
-The choice is made once, while the program is lowered: only then are the platform and the kind of device known for which it is
-compiled, which need not be those of this process (ahead-of-time compilation). The platform's backends are tried in order; one
-that cannot do the shapes, the dtypes or the device raises `NotImplementedError` while it is traced, and the next is tried.
-"""
-
-import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+
+from pallas_kernels.backends import Choice, Device, first_that_does, kernel_module, require_hopper
 
 Implementation = Literal["mosaic_tpu", "mosaic_gpu", "xla_blocked", "xla_positioned", "xla"]
 Function = Callable[..., jax.Array]
@@ -24,39 +19,6 @@ ORDER: dict[str, tuple[Implementation, ...]] = {
 
 ANYWHERE: tuple[Implementation, ...] = ("xla_blocked",)
 """What is tried on the platforms without an entry of their own, among them the CPU."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """What a program is compiled for."""
-
-    platform: str
-    """As JAX names it: "cpu", "tpu", "cuda", "rocm"."""
-    kind: str | None = None
-    """`jax.Device.device_kind`; None if it is not known (a program exported for several platforms)."""
-    compute_capability: str | None = None
-    """Of NVIDIA GPUs, such as "9.0"; None elsewhere, or if it is not known."""
-
-    @staticmethod
-    def of(device: Any, platform: str | None = None) -> "Device":
-        """Describes a `jax.Device`, real or of a topology; its platform is known to its client unless it is given."""
-        platform = platform or device.client.platform
-        if platform == "gpu":  # what the CUDA and ROCm clients of JAX 0.11 call themselves
-            platform = "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
-        return Device(platform, device.device_kind, getattr(device, "compute_capability", None))
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A backend, and why those before it were passed over."""
-
-    name: Implementation
-    """The backend."""
-    refusals: dict[str, str]
-    """Reason of each backend that was tried first, by its name."""
-    function: Callable[..., Any] = dataclasses.field(repr=False, compare=False)
-    """The operation: takes the arrays of `tree_attention` as they stand in its signature, and its options by name. Of
-    `pallas_kernels.cache_write` likewise those of `write_rows`."""
 
 
 def choose(
@@ -76,38 +38,6 @@ def choose(
     names = (implementation,) if implementation else ORDER.get(device.platform, ANYWHERE)
     fixed = tuple(options.items())
     return first_that_does("tree_attention", names, lambda name: _prepared(name, device, fixed), arrays, device)
-
-
-def first_that_does(
-    operation: str,
-    names: Sequence[Any],
-    prepared: Callable[[Any], Callable[..., Any]],
-    arguments: Sequence[Any],
-    device: Device,
-) -> Choice:
-    """The first backend of an operation that is traced with these arguments; one that cannot raises `NotImplementedError`.
-
-    Args:
-      operation: its name, for the message.
-      names: of the backends, first to last.
-      prepared: gives the function of a backend.
-      arguments: arrays or `jax.ShapeDtypeStruct`s.
-      device: what the program is compiled for.
-
-    Raises:
-      NotImplementedError: no backend does it; the message gives each one's reason.
-    """
-    refusals: dict[str, str] = {}
-    for name in names:
-        try:
-            function = prepared(name)
-            jax.eval_shape(function, *arguments)
-        except NotImplementedError as error:
-            refusals[name] = str(error)
-        else:
-            return Choice(name, refusals, function)
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-    raise NotImplementedError(f"{operation} cannot be done on {device.kind or device.platform}: {reasons}")
 
 
 @functools.cache
@@ -134,30 +64,8 @@ def _mosaic_gpu(device: Device) -> Function:
     return _kernel("mosaic_gpu")
 
 
-def require_hopper(device: Device) -> None:
-    """Raises NotImplementedError, saying what is missing, for any device but a Hopper GPU."""
-    if device.platform != "cuda":
-        raise NotImplementedError(f"it runs on NVIDIA GPUs, and this program is compiled for {device.platform}")
-    if device.compute_capability != "9.0":
-        raise NotImplementedError(
-            f"it needs a Hopper GPU (compute capability 9.0), and this is {device.kind or 'a GPU of unknown kind'} "
-            f"({device.compute_capability or 'unknown'})"
-        )
-
-
 def _kernel(name: str) -> Function:
     return getattr(kernel_module(f"pallas_kernels.tree_attention.{name}"), f"{name}_tree_attention")
-
-
-def kernel_module(name: str) -> Any:
-    """A module with a kernel, or NotImplementedError if this version of JAX lacks what it needs.
-
-    Kernel languages are experimental parts of JAX that move between versions, modules and names in them alike.
-    """
-    try:
-        return importlib.import_module(name)
-    except (ImportError, AttributeError) as error:
-        raise NotImplementedError(f"it needs a part of JAX that this version lacks: {error}") from error
 
 
 def _xla_blocked(device: Device) -> Function:

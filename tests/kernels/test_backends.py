@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.backends import Device
 from pallas_kernels.tree_attention import backends, chosen_backend, tree_attention
-from pallas_kernels.tree_attention.backends import Device, choose
+from pallas_kernels.tree_attention.backends import choose
 from pallas_kernels.tree_attention.reference import reference_tree_attention
 
 HOPPER = Device("cuda", "NVIDIA H200", "9.0")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import threads
 
+from pallas_kernels import primitive
+from pallas_kernels.backends import Device
 from pallas_kernels.cache_write import backends, chosen_backend, mosaic_gpu, write_rows
 from pallas_kernels.cache_write.mosaic_gpu import mosaic_gpu_write_rows
 from pallas_kernels.cache_write.reference import Part
-from pallas_kernels.tree_attention import operation
-from pallas_kernels.tree_attention.backends import Device
 
 HOPPER = Device("cuda", "NVIDIA H200", "9.0")
 CAPACITY = 24
@@ -247,7 +247,7 @@ def test_many_buffers_lower_and_are_updated_in_place(shape: Shape) -> None:
 
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_the_kernel_is_chosen_on_the_devices_of_a_mesh(monkeypatch: pytest.MonkeyPatch, check_vma: bool) -> None:
-    monkeypatch.setattr(operation, "Device", lambda platform: HOPPER)
+    monkeypatch.setattr(primitive, "Device", lambda platform: HOPPER)
     mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     split, whole = jax.P(None, "model"), jax.P()
     specs = (split, split, whole, whole)

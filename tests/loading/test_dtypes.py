@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from eagle_jax.loading.dtypes import automatic_dtype, parse_dtype
-from pallas_kernels.tree_attention.backends import Device, choose
+from pallas_kernels.backends import Device
+from pallas_kernels.tree_attention.backends import choose
 
 # Platform, kind and compute capability as JAX reports them; dtype; attention in that dtype, in float32.
 DEVICES = [

@@ -18,8 +18,8 @@ from jax._src import xla_bridge
 from jax.experimental import topologies
 
 from eagle_jax.decoding.compiler import CUDA_COMPILER_OPTIONS
-from pallas_kernels.tree_attention import operation
-from pallas_kernels.tree_attention.backends import Device
+from pallas_kernels import primitive
+from pallas_kernels.backends import Device
 from support.compile_for_tpu import TREES, lower_round
 
 H200 = """
@@ -63,7 +63,7 @@ def main() -> None:
     xla_bridge.discover_pjrt_plugins()
     device = topologies.get_topology_desc("1x1x1", "cuda", target_config=H200, topology="1x1x1").devices[0]
     # The client of a topology does not say what its devices can do.
-    operation.Device = lambda platform: Device(platform, "NVIDIA H200", "9.0")
+    primitive.Device = lambda platform: Device(platform, "NVIDIA H200", "9.0")
     for name in trees:
         tree = None if name == "plain" else TREES[name]
         lowered = lower_round(device, "1B", int(layers), tree, 2, 2000)[0]
