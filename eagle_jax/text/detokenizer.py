@@ -21,6 +21,10 @@ class StreamingDetokenizer:
     A sentencepiece tokenizer decodes a run of byte tokens (`<0xE2>`) as a whole, all of it U+FFFD if it is not UTF-8.
     A run is therefore held back until a token that is not a byte ends it.
 
+    `tokenizers.decoders.DecodeStream` (0.23) will not do: of a sentencepiece run it gives "é" for 0xC3 0xA9, and raises when 0xFF
+    follows and the run is three U+FFFD; it decodes all broken bytes anew at each token, which is quadratic (4,000 take 1.8 s); and
+    it has no end, so it never gives the text of an incomplete character.
+
     Args:
         tokenizer: must decode by bytes (GPT-2, Llama 3, Qwen) or by sentencepiece pieces (Llama 2, Mistral).
         skip_special_tokens: as in `Tokenizer.decode`.

@@ -111,6 +111,16 @@ def test_run_of_byte_tokens_is_held_until_it_ends(sentencepiece):
     assert stream(sentencepiece, [*broken, letter], [2, 1, 1]) == ["", "", "\ufffd\ufffd\ufffda", "", ""]
 
 
+def test_the_stream_of_the_tokenizers_package_is_wrong_about_runs_of_bytes(sentencepiece):
+    # When this fails, `StreamingDetokenizer` may no longer be needed.
+    ids = [byte_id(sentencepiece, byte) for byte in (0xC3, 0xA9, 0xFF)] + [sentencepiece.backend.token_to_id("a")]
+    theirs = decoders.DecodeStream(skip_special_tokens=True)
+    assert [theirs.step(sentencepiece.backend, id_) for id_ in ids[:3]] == [None, "é", None]
+    with pytest.raises(Exception, match="Invalid prefix"):
+        theirs.step(sentencepiece.backend, ids[3])
+    assert "".join(stream(sentencepiece, ids, [1] * 4)) == sentencepiece.decode(ids) == "\ufffd\ufffd\ufffda"
+
+
 def test_every_token_is_looked_up_once(byte_level, monkeypatch):
     calls = []
     broken = [
