@@ -22,7 +22,7 @@ class StreamingDetokenizer:
     A run is therefore held back until a token that is not a byte ends it.
 
     `tokenizers.decoders.DecodeStream` (0.23) will not do: of a sentencepiece run it gives "é" for 0xC3 0xA9, and raises when 0xFF
-    follows and the run is three U+FFFD; it decodes all broken bytes anew at each token, which is quadratic (4,000 take 1.8 s); and
+    follows and the run is three U+FFFD; it decodes broken bytes anew at each token, which is quadratic (4,000 take 1.8 s); and
     it has no end, so it never gives the text of an incomplete character.
 
     Args:
