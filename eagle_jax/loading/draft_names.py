@@ -1,13 +1,11 @@
 """The names under which published heads store the same tensors, and their canonical form."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from eagle_jax.loading.errors import CheckpointError
-from eagle_jax.loading.sources import Slices, TensorSource
+from eagle_jax.loading.sources import Slices, TensorInfo, TensorSource
 
 # What a name begins with or is, and its canonical form. https://github.com/SafeAILab/EAGLE writes `midlayer.` and `d2t`, the
 # first form of https://github.com/vllm-project/speculators `fusion_fc.` and `transformer.`; the norms are of HASS and its ports.
@@ -39,7 +37,7 @@ def canonical_name(name: str) -> str:
     return name
 
 
-class RenamedSource:
+class RenamedSource(TensorSource):
     """The tensors of a draft head under canonical names.
 
     Raises:
@@ -48,14 +46,14 @@ class RenamedSource:
 
     def __init__(self, source: TensorSource):
         self._source = source
-        self.container, self.files = source.container, source.files
-        self.metadata: Mapping[str, Any] = source.metadata
-        self._names: dict[str, str] = {}
-        for stored in source.names():
+        tensors: dict[str, TensorInfo] = {}
+        for stored, info in source.tensors.items():
             name = canonical_name(stored)
-            if name in self._names:
-                raise CheckpointError(f"the head stores {name} twice, as {self._names[name]} and as {stored}")
-            self._names[name] = stored
+            if name in tensors:
+                raise CheckpointError(f"the head stores {name} twice, as {tensors[name].stored_name} and as {stored}")
+            tensors[name] = info
+        super().__init__(source.container, source.files, source.metadata, tensors)
+        self._names = {name: info.stored_name for name, info in tensors.items()}
         for name in self._names:
             for fused, parts in (
                 ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
@@ -81,22 +79,6 @@ class RenamedSource:
                     if not prefix or prefix.endswith("."):
                         return prefix + end
         return name
-
-    def names(self) -> Sequence[str]:
-        """Canonical names of all tensors."""
-        return tuple(self._names)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return self._source.shape(self._names[name])
-
-    def dtype(self, name: str) -> np.dtype:
-        """dtype of a tensor in the file and out of `read`."""
-        return self._source.dtype(self._names[name])
-
-    def storage(self, name: str) -> str:
-        """How the file stores the tensor."""
-        return self._source.storage(self._names[name])
 
     def read(self, name: str, slices: Slices = ()) -> np.ndarray:
         """Reads a slice of a tensor."""

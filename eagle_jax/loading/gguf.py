@@ -8,7 +8,6 @@ import dataclasses
 import math
 import mmap
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from eagle_jax.loading.errors import CheckpointError, listed
 from eagle_jax.loading.safetensors import read_block
-from eagle_jax.loading.sources import Slices, bounds
+from eagle_jax.loading.sources import Slices, TensorInfo, TensorSource, bounds
 
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
@@ -35,7 +34,7 @@ class _Entry:
     begin: int
 
 
-class GGUFSource:
+class GGUFSource(TensorSource):
     """The tensors of one `.gguf` file under their names in the file; quantised ones are read as float32.
 
     `metadata` holds the keys of the file with plain Python values.
@@ -44,15 +43,14 @@ class GGUFSource:
       CheckpointError: a broken or truncated file, or a quantisation that needs the `gguf` package or that it cannot undo.
     """
 
-    container = "gguf"
-
     def __init__(self, path: Path):
-        self.files = (path,)
-        self.metadata, self._entries = _Parser(path).run()
+        metadata, self._entries = _Parser(path).run()
         self._known: dict[int, tuple[int, int, str]] = {}
+        tensors: dict[str, TensorInfo] = {}
+        super().__init__("gguf", (path,), metadata, tensors)
         size = path.stat().st_size
         for name, entry in self._entries.items():
-            block, block_bytes, _ = self._blocks(entry.kind)
+            block, block_bytes, storage = self._blocks(entry.kind)
             if entry.shape and entry.shape[-1] % block:
                 raise CheckpointError(
                     f"tensor {name} of {path} has rows of {entry.shape[-1]}, no multiple of its block size {block}"
@@ -60,27 +58,8 @@ class GGUFSource:
             end = entry.begin + math.prod(entry.shape) // block * block_bytes
             if end > size:
                 raise CheckpointError(f"{path} is truncated: tensor {name} ends at byte {end} of {size}")
-
-    def names(self) -> Sequence[str]:
-        """Names of all tensors."""
-        return tuple(self._entries)
-
-    def stored_name(self, name: str) -> str:
-        """The name in the file."""
-        return name
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, row-major."""
-        return self._entries[name].shape
-
-    def dtype(self, name: str) -> np.dtype:
-        """dtype out of `read`: float32 for quantised tensors."""
-        return _PLAIN.get(self._entries[name].kind, np.dtype(np.float32))
-
-    def storage(self, name: str) -> str:
-        """Name of the dtype or the quantisation."""
-        kind = self._entries[name].kind
-        return _PLAIN[kind].name if kind in _PLAIN else self._blocks(kind)[2]
+            dtype = _PLAIN.get(entry.kind, np.dtype(np.float32))
+            tensors[name] = TensorInfo(name, entry.shape, dtype, storage)
 
     def read(self, name: str, slices: Slices = ()) -> np.ndarray:
         """Reads a slice of a tensor and dequantises it."""

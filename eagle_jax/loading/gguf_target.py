@@ -6,14 +6,14 @@ the two halves of a head, so converters reorder the rows of q and k; the reader 
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from eagle_jax.loading.errors import CheckpointError
 from eagle_jax.loading.gguf import GGUFSource
-from eagle_jax.loading.sources import Slices, bounds
+from eagle_jax.loading.sources import Slices, TensorSource, bounds
 from eagle_jax.models.config import LlamaConfig
 from eagle_jax.models.families import gguf_family
 from eagle_jax.models.rope import RopeConfig
@@ -47,41 +47,23 @@ _KEYS = frozenset({
 ROPE_FACTORS = "rope_freqs.weight"
 
 
-class GGUFTargetSource:
+class GGUFTargetSource(TensorSource):
     """The tensors of a GGUF target under their Hugging Face names and in Hugging Face's row order."""
 
-    container = "gguf"
-
     def __init__(self, source: GGUFSource, config: LlamaConfig):
-        self._source, self._config = source, config
-        self.files, self.metadata = source.files, source.metadata
-        self._reordered = source.metadata["general.architecture"] == "llama"
         # The factors went into the configuration; as a tensor they are not a weight.
-        self._names = {hugging_face_name(n): n for n in source.names() if n != ROPE_FACTORS}
-
-    def names(self) -> Sequence[str]:
-        """Hugging Face names of all tensors; a name that no family has stays as it is."""
-        return tuple(self._names)
+        tensors = {hugging_face_name(n): info for n, info in source.tensors.items() if n != ROPE_FACTORS}
+        super().__init__("gguf", source.files, source.metadata, tensors)
+        self._source, self._config = source, config
+        self._reordered = source.metadata["general.architecture"] == "llama"
 
     def stored_name(self, name: str) -> str:
         """The name in the file."""
-        return self._names.get(name) or gguf_name(name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return self._source.shape(self._names[name])
-
-    def dtype(self, name: str) -> np.dtype:
-        """dtype out of `read`."""
-        return self._source.dtype(self._names[name])
-
-    def storage(self, name: str) -> str:
-        """Name of the dtype or the quantisation."""
-        return self._source.storage(self._names[name])
+        return self.tensors[name].stored_name if name in self.tensors else gguf_name(name)
 
     def read(self, name: str, slices: Slices = ()) -> np.ndarray:
         """Reads a slice of a tensor."""
-        stored = self._names[name]
+        stored = self.tensors[name].stored_name
         if not (self._reordered and re.search(r"\.self_attn\.[qk]_proj\.", name)):
             return self._source.read(stored, slices)
         (first, stop), *_ = bounds(name, self.shape(name), slices)

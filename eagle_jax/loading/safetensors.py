@@ -1,14 +1,13 @@
-"""One safetensors file, read and written without the package of that name: its numpy side cannot give bfloat16 without torch.
+"""Safetensors files (https://github.com/huggingface/safetensors).
 
-Format (https://github.com/huggingface/safetensors): the header's length as a little-endian uint64, a JSON header that maps each
-name to dtype, shape and byte range, then the tensors, row-major and without gaps.
+The package of that name checks a file. Its tensors are read here: to numpy the package (0.5 to 0.8) gives bfloat16 but no float8,
+and it maps the whole file while it is open. The format: the header's length as a little-endian uint64, a JSON header that
+maps each name to dtype, shape and byte range, then the tensors, row-major and without gaps.
 """
 
-import dataclasses
 import json
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from eagle_jax.loading.errors import CheckpointError
-from eagle_jax.loading.sources import Slices, bounds
-
-_MAX_HEADER = 100_000_000  # bytes; the limit of the format
+from eagle_jax.loading.sources import Slices, TensorInfo, TensorSource, bounds
 
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -39,52 +36,42 @@ _DTYPES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """Where a tensor lies: `begin` is counted from the start of the file."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    begin: int
-
-
-class SafetensorsSource:
+class SafetensorsSource(TensorSource):
     """The tensors of one `.safetensors` file.
 
     Raises:
       CheckpointError: the header is broken, or the file is shorter or longer than its header says.
     """
 
-    container = "safetensors"
-
     def __init__(self, path: Path):
-        self.files = (path,)
-        self.metadata, self._entries = _read_header(path)
+        from safetensors import SafetensorError, safe_open
 
-    def names(self) -> Sequence[str]:
-        """Names of all tensors."""
-        return tuple(self._entries)
-
-    def stored_name(self, name: str) -> str:
-        """The name in the file."""
-        return name
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return self._entries[name].shape
-
-    def dtype(self, name: str) -> np.dtype:
-        """dtype of a tensor in the file and out of `read`."""
-        return self._entries[name].dtype
-
-    def storage(self, name: str) -> str:
-        """Name of the dtype in the file."""
-        return self._entries[name].dtype.name
+        try:
+            with safe_open(path, framework="np") as file:
+                metadata = file.metadata() or {}
+        except SafetensorError as error:
+            with path.open("rb") as file:
+                pointer = file.read(8) == b"version "
+            raise CheckpointError(
+                f"{path} is truncated or no safetensors file ({path.stat().st_size} bytes): {error}"
+                + (" (a Git LFS pointer, whose file was not fetched)" if pointer else "")
+            ) from error
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length), object_pairs_hook=lambda pairs: _unique(path, pairs))
+        header.pop("__metadata__", None)
+        for name, record in header.items():
+            if record["dtype"] not in _DTYPES:
+                raise CheckpointError(f"tensor {name} of {path} has dtype {record['dtype']!r}, which is not read")
+        dtypes = {name: _DTYPES[record["dtype"]] for name, record in header.items()}
+        tensors = {n: TensorInfo(n, tuple(r["shape"]), dtypes[n], dtypes[n].name) for n, r in header.items()}
+        super().__init__("safetensors", (path,), metadata, tensors)
+        self._begin = {name: 8 + length + record["data_offsets"][0] for name, record in header.items()}
 
     def read(self, name: str, slices: Slices = ()) -> np.ndarray:
         """Reads a slice of a tensor: whole rows by one read of their bytes, columns through a short-lived memory map."""
-        entry = self._entries[name]
-        return read_block(self.files[0], entry.begin, entry.dtype, entry.shape, bounds(name, entry.shape, slices))
+        info = self.tensors[name]
+        return read_block(self.files[0], self._begin[name], info.dtype, info.shape, bounds(name, info.shape, slices))
 
 
 def read_block(
@@ -158,58 +145,6 @@ def write_safetensors(
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _read_header(path: Path) -> tuple[Mapping[str, Any], dict[str, _Entry]]:
-    size = os.path.getsize(path)
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > _MAX_HEADER or 8 + length > size:
-            raise CheckpointError(
-                f"{path} is not a complete safetensors file: it has {size} bytes and announces a header of {length}"
-                + (" (a Git LFS pointer, whose file was not fetched)" if prefix.startswith(b"version ") else "")
-            )
-        try:
-            header = json.loads(file.read(length), object_pairs_hook=lambda pairs: _unique(path, pairs))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} has a header that is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path} has a header that is not a JSON object")
-    metadata = header.pop("__metadata__", {})
-    entries, ranges = {}, []
-    for name, record in header.items():
-        try:
-            code, shape = record["dtype"], tuple(record["shape"])
-            begin, end = record["data_offsets"]
-            valid = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
-        except (KeyError, TypeError, ValueError):
-            valid = False
-        if not valid:
-            raise CheckpointError(
-                f"{path} describes tensor {name} by {record!r}; dtype, shape and data_offsets are needed"
-            )
-        if code not in _DTYPES:
-            raise CheckpointError(f"tensor {name} of {path} has dtype {code!r}, which is not read")
-        dtype = _DTYPES[code]
-        if end - begin != math.prod(shape) * dtype.itemsize:
-            raise CheckpointError(
-                f"tensor {name} of {path} has shape {shape} of {code}, {math.prod(shape) * dtype.itemsize} bytes, but its "
-                f"data_offsets {[begin, end]} hold {end - begin}"
-            )
-        entries[name] = _Entry(dtype, shape, 8 + length + begin)
-        ranges.append((begin, end, name))
-    position = 0
-    for begin, end, name in sorted(ranges):
-        if begin != position:
-            raise CheckpointError(
-                f"tensor {name} of {path} starts at byte {begin} of the data, where {position} was expected"
-            )
-        position = end
-    if 8 + length + position != size:
-        problem = "is truncated" if 8 + length + position > size else "is longer than its header says"
-        raise CheckpointError(f"{path} {problem}: {size} bytes, where its header describes {8 + length + position}")
-    return metadata, entries
 
 
 def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

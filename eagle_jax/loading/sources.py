@@ -1,10 +1,12 @@
 """Where tensors come from: one small protocol over every container, and the choice of a container in a folder."""
 
+import abc
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,41 +15,60 @@ from eagle_jax.loading.errors import CheckpointError, listed
 Slices = tuple[slice, ...]
 
 
-class TensorSource(Protocol):
-    """Named tensors in files, read slice by slice: opening a source reads no tensor data."""
+@dataclasses.dataclass(frozen=True)
+class TensorInfo:
+    """What is known of a tensor before it is read."""
 
-    @property
-    def container(self) -> str:
-        """What the files are: "safetensors", "torch" or "gguf"."""
+    stored_name: str
+    """Its name in the file."""
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    """What `read` gives."""
+    storage: str
+    """How the file stores it: a dtype's name, or that of a quantisation such as "Q4_1"."""
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files that hold the tensors."""
 
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """What the files say beside the tensors."""
+class TensorSource(abc.ABC):
+    """Named tensors in files, read slice by slice: opening a source reads no tensor data.
+
+    Args:
+      container: what the files are: "safetensors", "torch" or "gguf".
+      files: those that hold the tensors.
+      metadata: what the files say beside the tensors.
+      tensors: the tensors by the names that this source gives them.
+    """
+
+    def __init__(
+        self, container: str, files: tuple[Path, ...], metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
+    ):
+        self.container, self.files, self.metadata, self.tensors = container, files, metadata, tensors
 
     def names(self) -> Sequence[str]:
         """Names of all tensors."""
+        return tuple(self.tensors)
 
     def stored_name(self, name: str) -> str:
         """The name in the file, for messages; of a tensor that is missing, the name it would have there."""
+        return self.tensors[name].stored_name if name in self.tensors else name
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
+        return self.tensors[name].shape
 
     def dtype(self, name: str) -> np.dtype:
         """dtype that `read` gives."""
+        return self.tensors[name].dtype
 
     def storage(self, name: str) -> str:
-        """How the file stores the tensor: a dtype's name, or that of a quantisation such as "Q4_1"."""
+        """How the file stores a tensor."""
+        return self.tensors[name].storage
 
+    @abc.abstractmethod
     def read(self, name: str, slices: Slices = ()) -> np.ndarray:
         """Reads `tensor[slices]` (contiguous slices of step 1; missing ones mean whole axes) into memory of its own."""
 
 
-class ShardedSource:
+class ShardedSource(TensorSource):
     """Tensors spread over several files by an index (`*.index.json` with a `weight_map`, as transformers writes it).
 
     Raises:
@@ -76,30 +97,13 @@ class ShardedSource:
             raise CheckpointError(f"tensors are in more than one shard of {index.name}: {listed(twice)}")
         if unlisted := [f"{n} ({h[0]})" for n, h in holders.items() if n not in weight_map]:
             raise CheckpointError(f"shards hold tensors that {index.name} does not list: {listed(unlisted)}")
-        self.container = next(iter(shards.values())).container
-        self.files = tuple(folder / n for n in shard_names)
-        self.metadata: Mapping[str, Any] = {}
         self._holder = {name: shards[shard_name] for name, shard_name in weight_map.items()}
-
-    def names(self) -> Sequence[str]:
-        """Names of all tensors."""
-        return tuple(self._holder)
-
-    def stored_name(self, name: str) -> str:
-        """The name in the file."""
-        return name
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return self._holder[name].shape(name)
-
-    def dtype(self, name: str) -> np.dtype:
-        """dtype that `read` gives."""
-        return self._holder[name].dtype(name)
-
-    def storage(self, name: str) -> str:
-        """How the file stores the tensor."""
-        return self._holder[name].storage(name)
+        super().__init__(
+            next(iter(shards.values())).container,
+            tuple(folder / n for n in shard_names),
+            {},
+            {name: holder.tensors[name] for name, holder in self._holder.items()},
+        )
 
     def read(self, name: str, slices: Slices = ()) -> np.ndarray:
         """Reads a slice of a tensor from its shard."""

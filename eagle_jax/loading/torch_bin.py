@@ -2,7 +2,7 @@
 
 import pickle
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,42 +10,22 @@ import ml_dtypes
 import numpy as np
 
 from eagle_jax.loading.errors import CheckpointError
-from eagle_jax.loading.sources import Slices, bounds
+from eagle_jax.loading.sources import Slices, TensorInfo, TensorSource, bounds
 
 
-class TorchSource:
+class TorchSource(TensorSource):
     """The tensors of one `pytorch_model.bin`; torch maps the file, so that a tensor is read when it is asked for.
 
     Raises:
       CheckpointError: torch is absent or too old to refuse pickles safely, or the file holds something else than named tensors.
     """
 
-    container = "torch"
-
     def __init__(self, path: Path):
-        self.files = (path,)
-        self.metadata: Mapping[str, Any] = {}
         self._tensors = _load(path)
-
-    def names(self) -> Sequence[str]:
-        """Names of all tensors."""
-        return tuple(self._tensors)
-
-    def stored_name(self, name: str) -> str:
-        """The name in the file."""
-        return name
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return tuple(self._tensors[name].shape)
-
-    def dtype(self, name: str) -> np.dtype:
-        """dtype of a tensor in the file and out of `read`."""
-        return np.dtype(getattr(ml_dtypes, self.storage(name), None) or self.storage(name))
-
-    def storage(self, name: str) -> str:
-        """Name of the dtype in the file."""
-        return str(self._tensors[name].dtype).removeprefix("torch.")
+        storage = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
+        dtypes = {name: np.dtype(getattr(ml_dtypes, kind, None) or kind) for name, kind in storage.items()}
+        tensors = {n: TensorInfo(n, tuple(x.shape), dtypes[n], storage[n]) for n, x in self._tensors.items()}
+        super().__init__("torch", (path,), {}, tensors)
 
     def read(self, name: str, slices: Slices = ()) -> np.ndarray:
         """Reads a slice of a tensor."""

@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -83,17 +85,35 @@ def record(shape, begin, end, dtype="F32"):
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [
-        ({"x": record([2], 0, 8)}, b"1234", "is truncated"),
-        ({"x": record([2], 0, 8)}, b"123456789", "longer than its header says"),
-        ({"x": record([3], 0, 8)}, b"12345678", r"shape \(3,\) of F32, 12 bytes, but its data_offsets \[0, 8\] hold 8"),
-        ({"x": record([1], 4, 8)}, b"12345678", "starts at byte 4 of the data, where 0 was expected"),
-        ({"x": record([1], 0, 4), "y": record([1], 0, 4)}, b"1234", "starts at byte 0 of the data, where 4"),
-        ({"x": record([2], 0, 2, "F4")}, b"12", "dtype 'F4', which is not read"),
-        ({"x": {"dtype": "F32"}}, b"", "shape and data_offsets are needed"),
-        ({"x": record([-2], 0, 8)}, b"12345678", "shape and data_offsets are needed"),
-        (b"{nonsense", b"", "not JSON"),
-        (b"[1]", b"", "not a JSON object"),
-        (b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "x": 1}', b"1234", "names x twice"),
+        ({"x": record([2], 0, 8)}, b"1234", "truncated or no safetensors file .73 bytes.: .*incomplete"),
+        (
+            {"x": record([2], 0, 8)},
+            b"123456789",
+            "truncated or no safetensors file .78 bytes.: .*not fully covered",
+        ),
+        (
+            {"x": record([3], 0, 8)},
+            b"12345678",
+            "truncated or no safetensors file.* invalid shape, data type, or offset",
+        ),
+        ({"x": record([1], 4, 8)}, b"12345678", "truncated or no safetensors file.* invalid offset for tensor `x`"),
+        ({"x": record([1], 0, 4), "y": record([1], 0, 4)}, b"1234", "truncated or no .* invalid offset for tensor"),
+        ({"x": record([4], 0, 2, "F4")}, b"12", "dtype 'F4', which is not read"),
+        ({"x": {"dtype": "F32"}}, b"", "truncated or no safetensors file.* missing field `shape`"),
+        ({"x": record([-2], 0, 8)}, b"12345678", "truncated or no safetensors file.* invalid value: integer `-2`"),
+        (b"{nonsense", b"", "truncated or no safetensors file.* invalid JSON in header"),
+        (b"[1]", b"", "truncated or no safetensors file.* invalid JSON in header"),
+        (
+            b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "x": 1}',
+            b"1234",
+            "truncated or no safetensors file",
+        ),
+        (
+            b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
+            b'"x": {"dtype": "U32", "shape": [1], "data_offsets": [0, 4]}}',
+            b"1234",
+            "names x twice",
+        ),
     ],
 )
 def test_broken_files_are_refused(tmp_path, header, data, message):
@@ -103,8 +123,30 @@ def test_broken_files_are_refused(tmp_path, header, data, message):
 
 @pytest.mark.parametrize("length", [10_000, 2**63])
 def test_an_impossible_header_length_is_refused(tmp_path, length):
-    with pytest.raises(CheckpointError, match=f"announces a header of {length}"):
+    with pytest.raises(CheckpointError, match=r"truncated or no safetensors file .10 bytes.: .*header"):
         SafetensorsSource(write_raw(tmp_path / "x.safetensors", b"{}", length=length))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("slices", [(slice(100, 200),), (slice(None), slice(0, 8))], ids=["rows", "columns"])
+def test_a_part_of_a_file_is_read_without_the_rest(tmp_path, slices):
+    path = tmp_path / "x.safetensors"
+    save_file({"x": torch.zeros(64_000, 1024, dtype=torch.bfloat16)}, path)
+    code = f"""
+import resource
+from pathlib import Path
+from eagle_jax.loading.safetensors import SafetensorsSource
+source = SafetensorsSource(Path({str(path)!r}))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+block = source.read("x", {slices!r})
+maps = Path("/proc/self/maps").read_text()
+assert {path.name!r} not in maps, "the file stays mapped"
+print(block.nbytes, before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    nbytes, before, after = map(int, out.split())
+    if len(slices) == 1:
+        assert (after - before) * 1024 < nbytes + (8 << 20)
 
 
 def test_a_git_lfs_pointer_is_named(tmp_path):
