@@ -26,7 +26,7 @@ from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
 from eagle_jax.parallel.mesh import check_mesh, data_groups, model_shards, replicate, replicated
-from eagle_jax.sampling.params import Features, SamplingParams
+from eagle_jax.sampling.params import SamplingMode, SamplingParams
 from eagle_jax.sampling.processing import NO_TOKEN
 from eagle_jax.sampling.settings import SlotSettings
 
@@ -130,7 +130,7 @@ class Engine:
       max_length: tokens of the longest sequence, prompt and output together.
       prefill_chunk: prompt tokens run at once.
       max_stop_ids: stop ids that a request can have.
-      features: what requests can ask for.
+      mode: what requests can ask for.
       rule: how drafts are made and accepted in slots that sample.
       processed_logprobs: whether log-probabilities are those of the processed distribution.
       shape_invariant: see `Plan.shape_invariant`.
@@ -148,7 +148,7 @@ class Engine:
         max_length: int,
         prefill_chunk: int,
         max_stop_ids: int = 8,
-        features: Features = Features.GREEDY,
+        mode: SamplingMode = SamplingMode.GREEDY,
         rule: Rule = SEEDED,
         processed_logprobs: bool = False,
         shape_invariant: bool = False,
@@ -182,10 +182,10 @@ class Engine:
             max_length=max_length,
             prefill_chunk=prefill_chunk,
             max_stop_ids=max_stop_ids,
-            features=features,
+            mode=mode,
             # What makes no difference must not make another program.
-            rule=SEEDED if features is Features.GREEDY or tree is None else rule,
-            processed_logprobs=processed_logprobs and features is Features.FULL,
+            rule=SEEDED if mode is SamplingMode.GREEDY or tree is None else rule,
+            processed_logprobs=processed_logprobs and mode is SamplingMode.FULL,
             shape_invariant=shape_invariant,
             mesh=mesh,
         )
@@ -351,9 +351,9 @@ class Engine:
             raise ValueError(
                 f"accept_limit of prompt {index} must be at least 0, and the engine shape-invariant, got {request.accept_limit}"
             )
-        if request.sampling.features > self.plan.features:
+        if request.sampling.mode > self.plan.mode:
             raise ValueError(
-                f"prompt {index} needs {request.sampling.features.name} rounds, but the engine's are {self.plan.features.name}"
+                f"prompt {index} needs {request.sampling.mode.name} rounds, but the engine's are {self.plan.mode.name}"
             )
 
     def _serve(self, requests: Sequence[Request], pace: Pace | None) -> Iterator[list[Update]]:
@@ -511,7 +511,7 @@ class Engine:
         ]
 
     def _settings(self, request: Request) -> SlotSettings | None:
-        return SlotSettings.of(request.sampling, request.seed, self._vocab_size, self.plan.features)
+        return SlotSettings.of(request.sampling, request.seed, self._vocab_size, self.plan.mode)
 
     @property
     def _slot_order(self) -> list[int]:

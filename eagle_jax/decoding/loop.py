@@ -25,7 +25,7 @@ from eagle_jax.decoding.verify import verify
 from eagle_jax.models.llama import Llama
 from eagle_jax.parallel.collectives import from_first_shard
 from eagle_jax.parallel.mesh import DATA, data_groups
-from eagle_jax.sampling.params import Features
+from eagle_jax.sampling.params import SamplingMode
 
 
 @jax.tree_util.register_dataclass
@@ -64,7 +64,7 @@ class Plan:
     """Prompt tokens run at once: C."""
     max_stop_ids: int = 8
     """Stop ids a slot can have: E."""
-    features: Features = Features.GREEDY
+    mode: SamplingMode = SamplingMode.GREEDY
     """What requests can ask for."""
     rule: Rule = SEEDED
     """How drafts are made and accepted in slots that sample; means nothing in greedy rounds."""
@@ -153,7 +153,7 @@ def _empty_state(plan: Plan, weights: Weights) -> DecodeState:
         accepted_at_depth=jnp.zeros((slots, drafter.max_depth), jnp.int32),
         accept_limits=zeros if plan.shape_invariant else None,
         ladder=LadderState.empty(plan.tree, slots, capacity) if isinstance(plan.tree, Ladder) else None,
-        sampling=SamplingState.empty(slots, capacity, target.vocabulary, plan.features, plan.processed_logprobs),
+        sampling=SamplingState.empty(slots, capacity, target.vocabulary, plan.mode, plan.processed_logprobs),
     )
 
 

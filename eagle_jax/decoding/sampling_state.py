@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
-from eagle_jax.sampling.params import MAX_LOGPROBS, Features
+from eagle_jax.sampling.params import MAX_LOGPROBS, SamplingMode
 from eagle_jax.sampling.processing import control_logits, log_probabilities, process_logits
 from eagle_jax.sampling.settings import SlotSettings
 
@@ -113,20 +113,20 @@ class SamplingState:
     settings: SlotSettings
     """Of each slot."""
     history: TokenHistory | None
-    """Only with `Features.FULL`, like the log-probabilities."""
+    """Only with `SamplingMode.FULL`, like the log-probabilities."""
     log_probs: LogProbs | None
     vocabulary: Vocabulary = dataclasses.field(metadata={"static": True})
     """The target's."""
 
     @staticmethod
     def empty(
-        slots: int, capacity: int, vocabulary: Vocabulary, features: Features, processed_logprobs: bool
+        slots: int, capacity: int, vocabulary: Vocabulary, mode: SamplingMode, processed_logprobs: bool
     ) -> "SamplingState | None":
         """A state without requests; None for greedy programs."""
-        settings = SlotSettings.empty(slots, vocabulary, features)
+        settings = SlotSettings.empty(slots, vocabulary, mode)
         if settings is None:
             return None
-        if features is not Features.FULL:
+        if mode is not SamplingMode.FULL:
             return SamplingState(settings, None, None, vocabulary)
         shape = (slots, vocabulary.width)
         history = TokenHistory(jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32))

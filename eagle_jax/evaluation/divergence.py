@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax.loading import Target
-from eagle_jax.sampling import Features, SamplingParams
+from eagle_jax.sampling import SamplingMode, SamplingParams
 from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.processing import process_logits
 from eagle_jax.sampling.settings import SlotSettings
@@ -67,7 +67,7 @@ def first_divergences(
     params = SamplingParams() if params is None else params
     if not len(prompts) == len(ours) == len(theirs):
         raise ValueError(f"there are {len(prompts)} prompts, but {len(ours)} and {len(theirs)} outputs")
-    if params.features > Features.SAMPLING:
+    if params.mode > SamplingMode.SAMPLING:
         raise ValueError(
             f"params {params} has controls, logprobs or bans, which depend on more than a row of logits; compare without them"
         )
@@ -107,7 +107,7 @@ def next_scores(target: Target, ids: Sequence[int], params: SamplingParams, seed
     logits = _last_logits(graph, weights, tokens, len(ids))
     if params.greedy:
         return np.asarray(logits)
-    settings = SlotSettings.of(params, seed, target.config.vocab_size, Features.SAMPLING)
+    settings = SlotSettings.of(params, seed, target.config.vocab_size, SamplingMode.SAMPLING)
     assert settings is not None
     slot = settings.batch_of_one()
     processed = process_logits(logits[None, None], slot)[0, 0]

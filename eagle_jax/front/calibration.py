@@ -91,7 +91,7 @@ def calibration_key(engine: Engine) -> dict[str, Any]:
         "weights": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
         "batch": plan.slots,
         "max_length": plan.max_length,
-        "features": plan.features.name.lower(),
+        "mode": plan.mode.name.lower(),
         "rungs": [rung_name(rung) for rung in plan.tree.rungs],
     }
 

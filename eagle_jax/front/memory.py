@@ -13,7 +13,7 @@ from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.loading import cache_bytes_per_row
 from eagle_jax.models import DraftConfig, LlamaConfig
 from eagle_jax.parallel.vocabulary import Vocabulary
-from eagle_jax.sampling.params import MAX_LOGPROBS, Features
+from eagle_jax.sampling.params import MAX_LOGPROBS, SamplingMode
 from pallas_kernels.tree_attention.blocked import BLOCK
 
 
@@ -33,7 +33,7 @@ class Footprint:
     draft_dtype: jnp.dtype | None
     slots: int
     prefill_chunk: int
-    features: Features = Features.GREEDY
+    mode: SamplingMode = SamplingMode.GREEDY
     """What requests can ask for: sampling works on copies of the logits, penalties on counts of tokens."""
     sampled_drafts: bool = False
     """Whether the distributions that drafts are drawn from are kept."""
@@ -62,10 +62,10 @@ class Footprint:
         head = 0
         if self.draft is not None and self.draft_dtype is not None:
             head = cache_bytes_per_row(self.draft, self.draft_dtype, self.draft_shards)
-        if self.features is Features.FULL:
+        if self.mode is SamplingMode.FULL:
             buffers += 8 * (1 + MAX_LOGPROBS)  # log-probabilities and ranks or ids
         vocabulary = Vocabulary(self.target.vocab_size, self.shards).width
-        counts = self.group_slots * vocabulary * 9 if self.features is Features.FULL else 0  # and biases
+        counts = self.group_slots * vocabulary * 9 if self.mode is SamplingMode.FULL else 0  # and biases
         return rows * (cache_bytes_per_row(self.target, self.target_dtype, self.shards) + head + buffers) + counts
 
     def temporary_bytes(self, max_length: int) -> int:
@@ -107,7 +107,7 @@ class Footprint:
             * (min(max_length, self.attention_block) + tokens)
             * 4
         )
-        copies = {Features.GREEDY: 1, Features.SAMPLING: 4, Features.FULL: 7}[self.features] + 4 * self.sampled_drafts
+        copies = {SamplingMode.GREEDY: 1, SamplingMode.SAMPLING: 4, SamplingMode.FULL: 7}[self.mode] + 4 * self.sampled_drafts
         logits = copies * slots * logit_rows * Vocabulary(config.vocab_size, self.shards).width * 4
         return activations + new_rows + drafting + scores + logits
 

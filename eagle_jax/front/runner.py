@@ -33,7 +33,7 @@ from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import Timing
 from eagle_jax.outputs import Delta
 from eagle_jax.parallel.mesh import data_groups
-from eagle_jax.sampling import Features, SamplingParams
+from eagle_jax.sampling import SamplingMode, SamplingParams
 from eagle_jax.speculative_config import AUTO, Tree, check_shape, default_ladder, default_tree
 from pallas_kernels.tree_attention.blocked import block_of
 
@@ -203,8 +203,8 @@ class Runner:
         self, *, prompts: int, tokens: int, params: SamplingParams | None = None, progress: bool = False
     ) -> float:
         """Compiles what a call of so many prompts needs whose longest has so many tokens, output included; seconds it took."""
-        features = self._features([SamplingParams() if params is None else params])
-        shape = self._shape(prompts, tokens, stop_ids=0, features=features)
+        mode = self._mode([SamplingParams() if params is None else params])
+        shape = self._shape(prompts, tokens, stop_ids=0, mode=mode)
         with self._engine(shape) as engine:
             return _compile(engine, progress)
 
@@ -221,7 +221,7 @@ class Runner:
         """
         if not isinstance(self.tree, Ladder):
             raise ValueError(f"only a ladder can be calibrated: give tree {AUTO!r}, not {self.tree}")
-        with self._engine(self._shape(prompts, tokens, stop_ids=0, features=Features.GREEDY)) as engine:
+        with self._engine(self._shape(prompts, tokens, stop_ids=0, mode=SamplingMode.GREEDY)) as engine:
             engine.compile()
             calibration = calibrate(engine, again=again)
             engine.costs = calibration.ms
@@ -230,7 +230,7 @@ class Runner:
     def check_memory(self, *, sequences: int, max_model_len: int | None) -> None:
         """Raises InsufficientMemoryError if so many sequences of `max_model_len` (None: the least capacity) do not fit."""
         length = capacity_bucket(1, self.max_model_len) if max_model_len is None else max_model_len
-        shape = _Shape(slots=sequences, max_length=length, max_stop_ids=8, features=Features.GREEDY)
+        shape = _Shape(slots=sequences, max_length=length, max_stop_ids=8, mode=SamplingMode.GREEDY)
         check_memory(self._footprint(shape), length, self._weight_bytes(), self._device, self._local_devices)
 
     def _prepare(
@@ -291,11 +291,11 @@ class Runner:
             seed=params.seed or 0,
         )
 
-    def _features(self, params: Sequence[SamplingParams]) -> Features:
+    def _mode(self, params: Sequence[SamplingParams]) -> SamplingMode:
         """The least class of rounds that covers these requests."""
         # Synthetic acceptance draws random numbers whatever the requests ask for.
-        least = Features.SAMPLING if self.rule.name == "synthetic" else Features.GREEDY
-        return max(least, *(param.features for param in params))
+        least = SamplingMode.SAMPLING if self.rule.name == "synthetic" else SamplingMode.GREEDY
+        return max(least, *(param.mode for param in params))
 
     def _serve(self, job: "_Job", looks: dict[str, Any], progress: bool) -> Generator[Delta, None, None]:
         """`looks`: options of `Engine.serve` that say how long a dispatch is."""
@@ -309,7 +309,7 @@ class Runner:
             max(len(requests), job.least_prompts),
             max(job.least_tokens, *(len(request.prompt) + request.max_new_tokens for request in requests)),
             max(len(request.stop_ids) for request in requests),
-            self._features([request.sampling for request in requests]),
+            self._mode([request.sampling for request in requests]),
         )
         with self._engine(shape) as engine:
             job.compile_seconds = _compile(engine, progress)
@@ -329,12 +329,12 @@ class Runner:
                         if delta is not None:
                             yield delta
 
-    def _shape(self, prompts: int, tokens: int, stop_ids: int, features: Features) -> "_Shape":
+    def _shape(self, prompts: int, tokens: int, stop_ids: int, mode: SamplingMode) -> "_Shape":
         return _Shape(
             slots=slot_bucket(prompts, self.max_num_seqs, self._groups),
             max_length=capacity_bucket(tokens, self.max_model_len),
             max_stop_ids=stop_id_bucket(stop_ids),
-            features=features,
+            mode=mode,
         )
 
     def _engine(self, shape: "_Shape") -> contextlib.AbstractContextManager[TimedEngine]:
@@ -352,14 +352,14 @@ class Runner:
                 max_length=shape.max_length,
                 prefill_chunk=self.prefill_chunk,
                 max_stop_ids=shape.max_stop_ids,
-                features=shape.features,
+                mode=shape.mode,
                 rule=self.rule,
                 processed_logprobs=self._processed_logprobs,
                 shape_invariant=self.shape_invariant,
                 mesh=self.target.mesh,
             )
 
-        sampling = (self.rule, self._processed_logprobs) if shape.features > Features.GREEDY else None
+        sampling = (self.rule, self._processed_logprobs) if shape.mode > SamplingMode.GREEDY else None
         return self._pool.engine((shape, self.tree, self.prefill_chunk, sampling, self.shape_invariant, arrays), make)
 
     def _weights(self) -> list[jax.Array]:
@@ -385,8 +385,8 @@ class Runner:
             draft_dtype=None if self.draft is None else np.dtype(self.draft.head.dtype),
             slots=shape.slots,
             prefill_chunk=self.prefill_chunk,
-            features=shape.features,
-            sampled_drafts=shape.features > Features.GREEDY and self.rule.drafts is Drafts.SAMPLED,
+            mode=shape.mode,
+            sampled_drafts=shape.mode > SamplingMode.GREEDY and self.rule.drafts is Drafts.SAMPLED,
             shards=self.target.model.shards,
             draft_shards=1 if self.draft is None else self.draft.head.shards,
             groups=self._groups,
@@ -401,7 +401,7 @@ class _Shape:
     slots: int
     max_length: int
     max_stop_ids: int
-    features: Features
+    mode: SamplingMode
 
 
 @dataclasses.dataclass

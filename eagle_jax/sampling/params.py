@@ -22,7 +22,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Features(enum.IntEnum):
+class SamplingMode(enum.IntEnum):
     """What a compiled round can do. A batch runs in the least class that covers all its requests."""
 
     GREEDY = 0
@@ -141,12 +141,12 @@ class SamplingParams:
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
-    def features(self) -> Features:
+    def mode(self) -> SamplingMode:
         """The least class of rounds that can do this."""
         controls = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1, self.min_tokens)
         if any(controls) or self.logit_bias or self.allowed_token_ids is not None or self.logprobs is not None:
-            return Features.FULL
-        return Features.GREEDY if self.greedy else Features.SAMPLING
+            return SamplingMode.FULL
+        return SamplingMode.GREEDY if self.greedy else SamplingMode.SAMPLING
 
     def _check_numbers(self) -> None:
         numbers = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.noise import seed_words
-from eagle_jax.sampling.params import Features, SamplingParams
+from eagle_jax.sampling.params import SamplingMode, SamplingParams
 
 
 @jax.tree_util.register_dataclass
@@ -45,21 +45,21 @@ class SlotSettings:
     min_p: Any
     """Float32 `[B]`."""
     controls: Controls | None
-    """Only with `Features.FULL`."""
+    """Only with `SamplingMode.FULL`."""
 
     @staticmethod
-    def of(params: SamplingParams, seed: int, vocab_size: int, features: Features) -> "SlotSettings | None":
+    def of(params: SamplingParams, seed: int, vocab_size: int, mode: SamplingMode) -> "SlotSettings | None":
         """The settings of one request; None for the class without any.
 
         Raises:
-          ValueError: `features` do not cover `params`.
+          ValueError: `mode` does not cover `params`.
         """
-        if params.features > features:
-            raise ValueError(f"a request needs {params.features.name} rounds, but these are {features.name}")
-        if features is Features.GREEDY:
+        if params.mode > mode:
+            raise ValueError(f"a request needs {params.mode.name} rounds, but these are {mode.name}")
+        if mode is SamplingMode.GREEDY:
             return None
         controls = None
-        if features is Features.FULL:
+        if mode is SamplingMode.FULL:
             bias = np.zeros((vocab_size,), np.float32)
             if params.allowed_token_ids is not None:
                 bias[:] = -np.inf
@@ -83,9 +83,9 @@ class SlotSettings:
         )
 
     @staticmethod
-    def empty(slots: int, vocabulary: Vocabulary, features: Features) -> "SlotSettings | None":
+    def empty(slots: int, vocabulary: Vocabulary, mode: SamplingMode) -> "SlotSettings | None":
         """Greedy settings for every slot, for a state without requests."""
-        one = SlotSettings.of(SamplingParams(), 0, vocabulary.size, features)
+        one = SlotSettings.of(SamplingParams(), 0, vocabulary.size, mode)
         if one is not None and one.controls is not None:
             one = dataclasses.replace(
                 one, controls=dataclasses.replace(one.controls, bias=np.zeros((vocabulary.width,), np.float32))

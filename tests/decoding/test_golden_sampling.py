@@ -10,7 +10,7 @@ from support import golden
 from support.enumeration import p_value
 
 from eagle_jax import SamplingParams
-from eagle_jax.sampling import Features
+from eagle_jax.sampling import SamplingMode
 from eagle_jax.sampling.processing import probabilities, process_logits
 from eagle_jax.sampling.settings import SlotSettings
 
@@ -23,7 +23,7 @@ def test_distributions_and_samples_of_the_reference(name: str) -> None:
     arrays = dict(np.load(FOLDER / f"{name}.npz"))
     target = golden.target(data["target"])
     model, vocab_size, prompt = target.model, target.config.vocab_size, data["prompt_ids"]
-    one = SlotSettings.of(SamplingParams(**data["sampling"]), 0, vocab_size, Features.SAMPLING)
+    one = SlotSettings.of(SamplingParams(**data["sampling"]), 0, vocab_size, SamplingMode.SAMPLING)
     assert one is not None
 
     @jax.jit

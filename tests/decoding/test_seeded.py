@@ -19,7 +19,7 @@ from eagle_jax.decoding.engine import Completion, Engine, Request
 from eagle_jax.decoding.rules import SEEDED, Rule, make_rule
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.models import Eagle3Head, Llama
-from eagle_jax.sampling import Features
+from eagle_jax.sampling import SamplingMode
 from eagle_jax.sampling.noise import Stream, seed_words, stream_key, vocabulary_gumbel
 
 VOCABULARY = 6
@@ -70,7 +70,7 @@ def requests(seed: int) -> list[Request]:
 def decode(seed: int, tree: TreeConfig | StaticTree | None, slots: int, rule: Rule = SEEDED) -> list[Completion]:
     target, head = models(seed)
     engine = Engine(
-        target, None if tree is None else head, tree=tree, slots=slots, max_length=64, prefill_chunk=8, features=Features.FULL,
+        target, None if tree is None else head, tree=tree, slots=slots, max_length=64, prefill_chunk=8, mode=SamplingMode.FULL,
         rule=rule,
     )  # fmt: skip
     return serve(engine, requests(seed))
@@ -136,7 +136,7 @@ def test_speculative_text_is_the_plain_text_at_length(shape: str, drafts: str) -
 
 def test_seeds_matter_only_where_tokens_are_drawn() -> None:
     target, _ = models(0)
-    engine = Engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8, features=Features.FULL)
+    engine = Engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8, mode=SamplingMode.FULL)
     texts = {}
     for temperature, seed in itertools.product((0.0, 1.0), (1, 2, 2**40, -1)):
         params = SamplingParams(temperature=temperature)
@@ -151,13 +151,13 @@ def test_a_target_that_breaks_down_raises() -> None:
     assert target.lm_head is not None
     weight = target.lm_head.weight[...]
     target.lm_head.weight.set_value(weight.at[:].set(jnp.nan))
-    engine = Engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8, features=Features.FULL)
+    engine = Engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8, mode=SamplingMode.FULL)
     request = Request(prompt=[1, 2, 3], max_new_tokens=5, sampling=SamplingParams(temperature=1.0), seed=1)
     with pytest.raises(FloatingPointError, match="no token of prompt 0 has a probability at position 3"):
         serve(engine, [request])
     # One broken token is passed over.
     target.lm_head.weight.set_value(weight.at[2].set(jnp.nan))
-    engine = Engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8, features=Features.FULL)
+    engine = Engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8, mode=SamplingMode.FULL)
     [done] = serve(
         engine, [Request(prompt=[1, 2, 3], max_new_tokens=40, sampling=SamplingParams(temperature=2.0), seed=1)]
     )
@@ -170,7 +170,7 @@ def test_shape_invariant_programs_keep_every_bit_in_bfloat16() -> None:
     target = random_llama(TARGET, 5, dtype=jnp.bfloat16)
     head = random_head(HEAD, 6, dtype=jnp.bfloat16)
     engine = Engine(
-        target, head, tree=TreeConfig.chain(4), slots=8, max_length=400, prefill_chunk=64, features=Features.SAMPLING,
+        target, head, tree=TreeConfig.chain(4), slots=8, max_length=400, prefill_chunk=64, mode=SamplingMode.SAMPLING,
         shape_invariant=True,
     )  # fmt: skip
     texts, caches = [], []

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from eagle_jax import SamplingParams
-from eagle_jax.sampling import Features
+from eagle_jax.sampling import SamplingMode
 
 
 def test_defaults_are_greedy():
@@ -36,24 +36,24 @@ def test_biases_and_allowed_ids_are_kept_in_a_form_that_can_be_compared():
 
 
 @pytest.mark.parametrize(
-    ("options", "features"),
+    ("options", "mode"),
     [
-        ({}, Features.GREEDY),
-        ({"top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 1}, Features.GREEDY),
-        ({"temperature": 9e-6}, Features.GREEDY),
-        ({"temperature": 1e-5}, Features.SAMPLING),
-        ({"repetition_penalty": 1.1}, Features.FULL),
-        ({"presence_penalty": -0.1}, Features.FULL),
-        ({"frequency_penalty": 0.1}, Features.FULL),
-        ({"min_tokens": 1}, Features.FULL),
-        ({"logit_bias": {0: 1.0}}, Features.FULL),
-        ({"allowed_token_ids": [0]}, Features.FULL),
-        ({"logprobs": 0}, Features.FULL),
-        ({"temperature": 1.0, "logprobs": 3}, Features.FULL),
+        ({}, SamplingMode.GREEDY),
+        ({"top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 1}, SamplingMode.GREEDY),
+        ({"temperature": 9e-6}, SamplingMode.GREEDY),
+        ({"temperature": 1e-5}, SamplingMode.SAMPLING),
+        ({"repetition_penalty": 1.1}, SamplingMode.FULL),
+        ({"presence_penalty": -0.1}, SamplingMode.FULL),
+        ({"frequency_penalty": 0.1}, SamplingMode.FULL),
+        ({"min_tokens": 1}, SamplingMode.FULL),
+        ({"logit_bias": {0: 1.0}}, SamplingMode.FULL),
+        ({"allowed_token_ids": [0]}, SamplingMode.FULL),
+        ({"logprobs": 0}, SamplingMode.FULL),
+        ({"temperature": 1.0, "logprobs": 3}, SamplingMode.FULL),
     ],
 )
-def test_the_least_class_of_rounds_that_covers_a_request(options, features):
-    assert SamplingParams(**options).features is features
+def test_the_least_class_of_rounds_that_covers_a_request(options, mode):
+    assert SamplingParams(**options).mode is mode
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from eagle_jax.decoding.rules import Rule
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.models import DraftConfig, DraftHead, Llama, LlamaConfig
 from eagle_jax.parallel import make_mesh
-from eagle_jax.sampling import Features, SamplingParams
+from eagle_jax.sampling import SamplingMode, SamplingParams
 
 TREE = TreeConfig(total_tokens=10, depth=2, top_k=3)
 GREEDY = SamplingParams()
@@ -141,8 +141,8 @@ def assert_same_log_probs(got: list[list[TokenLogProbs]], wanted: list[list[Toke
 def test_two_devices_say_what_one_says() -> None:
     """Greedy and drawn side by side; vocabularies of 7 and 5, which do not divide; more requests than slots."""
     case, requests = tiny(), requests_for(7, DRAWN, 6)
-    wanted = run(case, requests, features=Features.SAMPLING)
-    assert_same(run(case, requests, 2, 2, features=Features.SAMPLING), wanted)
+    wanted = run(case, requests, mode=SamplingMode.SAMPLING)
+    assert_same(run(case, requests, 2, 2, mode=SamplingMode.SAMPLING), wanted)
     assert max(length for c in wanted for length in c.accepted_lengths) > 2, "drafts must be accepted"
 
 
@@ -151,7 +151,7 @@ def test_two_devices_say_what_one_says() -> None:
 def test_all_that_requests_can_ask_for(sizes: tuple[int, int, int]) -> None:
     """Penalties, biases, bans and log-probabilities; some prompts of several chunks."""
     case, requests = tiny(), requests_for(7, CONTROLLED, 15)
-    results = [collected(engine_for(case, *s, features=Features.FULL), requests) for s in ((1, 1, 1), sizes)]
+    results = [collected(engine_for(case, *s, mode=SamplingMode.FULL), requests) for s in ((1, 1, 1), sizes)]
     (wanted, wanted_probs), (got, got_probs) = results
     assert_same(got, wanted)
     assert_same_log_probs(got_probs, wanted_probs)
@@ -169,15 +169,15 @@ SIZES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("features", [Features.GREEDY, Features.SAMPLING], ids=str)
-def test_random_models(sizes: tuple[int, int, int], features: Features) -> None:
+@pytest.mark.parametrize("mode", [SamplingMode.GREEDY, SamplingMode.SAMPLING], ids=str)
+def test_random_models(sizes: tuple[int, int, int], mode: SamplingMode) -> None:
     """A vocabulary of 97, key/value heads that are split and, from 4 shards on, replicated, three draws of weights."""
     ties = NearTies()
     base = tiny(97, 53, heads=8, kv_heads=2)
     for seed in range(3):
         case = dataclasses.replace(base, seed=10 * seed)
-        requests = requests_for(97, DRAWN if features else [GREEDY], 9)
-        wanted, got = run(case, requests, features=features), run(case, requests, *sizes, features=features)
+        requests = requests_for(97, DRAWN if mode else [GREEDY], 9)
+        wanted, got = run(case, requests, mode=mode), run(case, requests, *sizes, mode=mode)
         reference = functools.cache(lambda case=case: Float64Llama(case.models[0]))
         for request, a, b in zip(requests, got, wanted, strict=True):
             if request.sampling.greedy:
@@ -202,7 +202,7 @@ def test_random_models(sizes: tuple[int, int, int], features: Features) -> None:
 def test_rules_of_acceptance(rule: Rule, tree: TreeConfig | StaticTree, draft_tp: int) -> None:
     """The same random numbers decide, so even these outputs are the same."""
     case, requests = tiny(), requests_for(7, DRAWN, 9)
-    options: dict[str, Any] = {"rule": rule, "tree": tree, "features": Features.SAMPLING}
+    options: dict[str, Any] = {"rule": rule, "tree": tree, "mode": SamplingMode.SAMPLING}
     assert_same(run(case, requests, 4, draft_tp, **options), run(case, requests, **options))
 
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from eagle_jax.parallel import make_mesh
 from eagle_jax.parallel.mesh import MODEL
 from eagle_jax.parallel.vocabulary import Vocabulary
-from eagle_jax.sampling import Features, SamplingParams
+from eagle_jax.sampling import SamplingMode, SamplingParams
 from eagle_jax.sampling.processing import log_probabilities, process_logits
 from eagle_jax.sampling.settings import SlotSettings
 
@@ -85,10 +85,10 @@ def settings() -> SlotSettings:
         SamplingParams(temperature=1.3, top_p=0.5),
         SamplingParams(temperature=2.0, top_k=180),  # behind the shortlist
     ]
-    slots = SlotSettings.empty(len(requests), Vocabulary(200), Features.SAMPLING)
+    slots = SlotSettings.empty(len(requests), Vocabulary(200), SamplingMode.SAMPLING)
     assert slots is not None
     for slot, request in enumerate(requests):
-        one = SlotSettings.of(request, 0, 200, Features.SAMPLING)
+        one = SlotSettings.of(request, 0, 200, SamplingMode.SAMPLING)
         assert one is not None
         slots = slots.put(jnp.int32(slot), one)
     return slots

@@ -16,7 +16,7 @@ from transformers import (
 
 from eagle_jax import SamplingParams
 from eagle_jax.parallel.vocabulary import Vocabulary
-from eagle_jax.sampling import Features, processing
+from eagle_jax.sampling import SamplingMode, processing
 from eagle_jax.sampling.processing import NO_TOKEN, log_probabilities, probabilities
 from eagle_jax.sampling.settings import SlotSettings
 
@@ -26,12 +26,12 @@ process_logits, control_logits, draw = map(
 )
 
 
-def settings(*requests: dict, vocab_size: int, features: Features = Features.SAMPLING) -> SlotSettings:
+def settings(*requests: dict, vocab_size: int, mode: SamplingMode = SamplingMode.SAMPLING) -> SlotSettings:
     """Settings of one slot a request."""
-    slots = SlotSettings.empty(len(requests), Vocabulary(vocab_size), features)
+    slots = SlotSettings.empty(len(requests), Vocabulary(vocab_size), mode)
     assert slots is not None
     for slot, request in enumerate(requests):
-        one = SlotSettings.of(SamplingParams(max_tokens=None, **request), slot, vocab_size, features)
+        one = SlotSettings.of(SamplingParams(max_tokens=None, **request), slot, vocab_size, mode)
         assert one is not None
         slots = slots.put(jnp.int32(slot), one)
     return slots
@@ -149,7 +149,7 @@ def test_tokens_without_a_probability_are_never_drawn():
 def controlled(logits, request, *, prompt=(), output=(), stop_ids=()) -> np.ndarray:
     """One row `[V]` after prompt and output."""
     size = len(logits)
-    slots = settings(request, vocab_size=size, features=Features.FULL)
+    slots = settings(request, vocab_size=size, mode=SamplingMode.FULL)
     counts = np.bincount(np.array(output, int), minlength=size)[None, None]
     in_prompt = np.isin(np.arange(size), prompt)[None]
     stops = np.array([[*stop_ids, -1, -1]], np.int32)

@@ -31,7 +31,7 @@ from eagle_jax.decoding.rules import SEEDED, Rule
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.models import Eagle3Head, Llama
-from eagle_jax.sampling import Features
+from eagle_jax.sampling import SamplingMode
 from eagle_jax.sampling.settings import SlotSettings
 from support.drive import prompt_chunks
 from support.tiny import draft_config, llama_config, random_head, random_llama
@@ -125,24 +125,24 @@ def joint(request: dict) -> np.ndarray:
 
 
 def make_plan(
-    tree: TreeConfig | StaticTree | None, rule: Rule, missing: int | None, features: Features
+    tree: TreeConfig | StaticTree | None, rule: Rule, missing: int | None, mode: SamplingMode
 ) -> tuple[SmallPlan, Weights]:
     """The plan of a configuration and its weights."""
     target_def, target_state = nnx.split(target())
     head_def, head_state = (None, None) if tree is None else nnx.split(head(missing))
     plan = SmallPlan(
         target_def=target_def, head_def=head_def, tree=tree, slots=1, max_length=15, prefill_chunk=4, rule=rule,
-        features=features,
+        mode=mode,
     )  # fmt: skip
     return plan, Weights(target_state, head_state)
 
 
 @functools.cache
-def prefilled(depth: int, missing: int | None, features: Features) -> DecodeState:
+def prefilled(depth: int, missing: int | None, mode: SamplingMode) -> DecodeState:
     """One slot whose rounds can begin; what a state holds depends on the tree's depth alone."""
-    plan, weights = make_plan(TreeConfig.chain(depth) if depth else None, SEEDED, missing, features)
+    plan, weights = make_plan(TreeConfig.chain(depth) if depth else None, SEEDED, missing, mode)
     state = init_state(plan, weights)
-    greedy = SlotSettings.of(SamplingParams(), 0, VOCABULARY, features)
+    greedy = SlotSettings.of(SamplingParams(), 0, VOCABULARY, mode)
     for chunk in prompt_chunks(plan, 0, PROMPT, len(PROMPT) + 1 + EMITTED):
         state = prefill(plan, weights, state, dataclasses.replace(chunk, sampling=greedy))
     assert state.sampling is not None
@@ -179,10 +179,10 @@ class Sampler:
     ):
         self.requests = requests
         params = [SamplingParams(max_tokens=None, **request) for request in requests]
-        features = max(Features.SAMPLING, *(p.features for p in params))
-        self.plan, self.weights = make_plan(tree, rule, missing, features)
-        self._one = prefilled(0 if tree is None else tree.max_depth, missing, features)
-        self._settings = [SlotSettings.of(p, 0, VOCABULARY, features) for p in params]
+        mode = max(SamplingMode.SAMPLING, *(p.mode for p in params))
+        self.plan, self.weights = make_plan(tree, rule, missing, mode)
+        self._one = prefilled(0 if tree is None else tree.max_depth, missing, mode)
+        self._settings = [SlotSettings.of(p, 0, VOCABULARY, mode) for p in params]
         self.slots = slots_each * len(requests)
         # These programs run long enough for LLVM's optimisation to pay, which the tests otherwise do without.
         self.rounds = jax.jit(self._rounds, compiler_options={"xla_backend_optimization_level": 2})
