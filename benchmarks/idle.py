@@ -28,8 +28,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.engine.core import EngineCore
+from eagle_jax.engine.request import Request
 from eagle_jax.measurement import geometry
 
 
@@ -50,9 +52,9 @@ def kernels(folder: str) -> list[tuple[float, float, str, str]]:
     return sorted(found)
 
 
-def profile(engine: Engine, request: Request, tokens: int) -> dict[str, Any]:
+def profile(engine: EngineCore, request: Request, tokens: int) -> dict[str, Any]:
     """Serves the request once to compile, and once under the profiler; figures of what comes after the prefill."""
-    serve = functools.partial(engine.serve, [request])
+    serve = functools.partial(engine.run, [request])
     for _ in serve():
         pass
     options = jax.profiler.ProfileOptions()
@@ -60,10 +62,10 @@ def profile(engine: Engine, request: Request, tokens: int) -> dict[str, Any]:
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
         jax.profiler.start_trace(folder, profiler_options=options)
-        (completion,) = (update.completion for updates in serve() for update in updates if update.completion)
+        (output,) = (delta.output for delta in serve() if delta.output)
         jax.profiler.stop_trace()
         ran = kernels(folder)
-    rounds = len(completion.accepted_lengths)
+    rounds = output.metrics.rounds
     ran = [event for event in ran if "decode" in event[3]]
     begin, end = ran[0][0], max(event[1] for event in ran)
     busy, until = 0.0, begin
@@ -96,12 +98,12 @@ def main() -> None:
     target = geometry.random_target(config, jnp.dtype(args.dtype))
     head = geometry.random_head(geometry.eagle3_head_of(config), jnp.dtype(args.dtype))
     prompt = np.random.default_rng(0).integers(0, config.vocab_size, args.context).tolist()
-    request = Request(prompt=prompt, max_new_tokens=args.tokens)
+    request = Request(request_id="prompt", prompt_token_ids=prompt, max_new_tokens=args.tokens)
     tree = TreeConfig(total_tokens=60, depth=7, top_k=10)
-    common = {"slots": 1, "max_length": args.context + args.tokens, "prefill_chunk": 256}
+    common = {"max_num_seqs": 1, "max_model_len": args.context + args.tokens, "prefill_chunk": 256}
     rows = {
-        "plain": profile(Engine(target, None, tree=None, **common), request, args.tokens),
-        "tree 60/7/10": profile(Engine(target, head, tree=tree, **common), request, args.tokens),
+        "plain": profile(EngineCore(target, None, EngineConfig(**common)), request, args.tokens),
+        "tree 60/7/10": profile(EngineCore(target, head, EngineConfig(tree=tree, **common)), request, args.tokens),
     }
     device = jax.devices()[0].device_kind
     table = Table("", "rounds", "ms", "busy ms", "idle", "kernels a round", title=f"{name} on {device}")

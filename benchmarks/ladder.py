@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,44 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from eagle_jax.decoding.engine import Engine
 from eagle_jax.decoding.ladder import Ladder, forced
-from eagle_jax.measurement import geometry, loops
-from eagle_jax.measurement.rungs import measure_rungs, rung_name
+from eagle_jax.engine.calibration import at_length, measure_rungs, rung_name
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.engine.programs import Programs
+from eagle_jax.measurement import geometry
+from eagle_jax.sampling import SamplingMode
 from eagle_jax.speculative_config import default_ladder
 
 
-def generate(engine: Engine, context: int, costs: Any = None) -> tuple[float, int]:
+def generate(programs: Programs, context: int, costs: Any = None) -> tuple[float, int]:
     """Seconds of one generation of which nothing is accepted, and its rounds."""
-    plan, programs = engine.plan, engine.programs
-    state = programs.init(engine.weights)
+    plan, state = programs.plan, programs.init()
     places = jax.tree.map(lambda x: x.sharding, state)
-    state = jax.device_put(loops.at_length(state, context, plan.max_length), places)
+    state = jax.block_until_ready(jax.device_put(at_length(state, context, plan.max_length), places))
     if state.ladder is not None:
         costs = jax.device_put(np.asarray(costs, np.float32), state.ladder.costs.sharding)
         state = dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
-    active, most = np.ones((plan.slots,), bool), np.int32(plan.max_length)
-    seconds, (_, report) = loops.timed(programs.decode, engine.weights, state, active, most, np.bool_(False))
-    assert bool((report.lengths + 1 == plan.max_length).all())
-    assert int(report.accepted_lengths.max()) == 1, "a draft was accepted"
-    return seconds, int(report.rounds.max())
+    start, rounds = time.perf_counter(), 0
+    while True:  # a report is full before the output is complete
+        state, report = programs.decode(
+            state, range(plan.slots), SamplingMode.GREEDY, rounds=plan.max_length, until_finished=False
+        )
+        slots = programs.read(report).values()
+        assert all(length == 1 for slot in slots for length in slot.round_lengths), "a draft was accepted"
+        rounds += max(len(slot.round_lengths) for slot in slots)
+        if all(slot.length + 1 == plan.max_length for slot in slots):
+            return time.perf_counter() - start, rounds
 
 
 def measure(target: Any, head: Any, ladder: Ladder, batch: int, args: argparse.Namespace, say: Any) -> dict[str, Any]:
     """The figures of one number of slots."""
     chunk = 64 if jax.default_backend() == "cpu" else 256
-    options = {"slots": batch, "max_length": args.context + args.tokens, "prefill_chunk": chunk}
-    plain = Engine(target, None, tree=None, **options)
-    engine = Engine(target, head, tree=ladder, **options)
+    options = {"max_num_seqs": batch, "max_model_len": args.context + args.tokens, "prefill_chunk": chunk}
+    plain = Programs(target, None, EngineConfig(**options))
+    engine = Programs(target, head, EngineConfig(tree=ladder, **options))
     for one in (plain, engine):
-        say(f"compiled in {one.compile():.1f} s")
-    costs = measure_rungs(engine, args.context)
+        say(f"compiled in {one.compile(SamplingMode.GREEDY):.1f} s")
+    costs = measure_rungs(engine, SamplingMode.GREEDY, args.context)
     ways = {
         "plain program": lambda: generate(plain, args.context),
         "plain rung": lambda: generate(engine, args.context, forced(ladder, 0)),

@@ -8,6 +8,7 @@ that of an output of a single token, compiled.
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
@@ -20,9 +21,11 @@ import numpy as np
 from rich.console import Console
 
 from eagle_jax import load_draft, load_target
-from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.tree import TreeConfig
-from eagle_jax.front.runner import SECONDS_PER_DISPATCH, Runner
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.engine.core import EngineCore
+from eagle_jax.engine.request import Request
+from eagle_jax.entrypoints.decoder import SECONDS_PER_DISPATCH
 from eagle_jax.measurement import geometry
 
 PROMPT = "Explain why the sky is blue, and why sunsets are red."
@@ -30,22 +33,22 @@ CONTEXT = 1024
 """Tokens of the prompt with random weights."""
 
 
-def seconds(engine: Engine, request: Request, **look: Any) -> tuple[float, int]:
-    """Of one generation, and how many updates it came in."""
+def seconds(engine: EngineCore, request: Request) -> tuple[float, int]:
+    """Of one generation, and how many parts it came in."""
     start = time.perf_counter()
-    updates = sum(1 for _ in engine.serve([request], **look))
-    return time.perf_counter() - start, updates
+    parts = sum(1 for _ in engine.run([request]))
+    return time.perf_counter() - start, parts
 
 
-def compare(engine: Engine, prompt: list[int], tokens: int, repeats: int) -> dict[str, Any]:
+def compare(engine: EngineCore, prompt: list[int], tokens: int, repeats: int) -> dict[str, Any]:
     """Milliseconds a token without and with looks at the output, by turns."""
-    whole, one = (Request(prompt=prompt, max_new_tokens=count) for count in (tokens, 1))
-    look = {"seconds_per_dispatch": SECONDS_PER_DISPATCH}
+    whole, one = (Request(request_id="prompt", prompt_token_ids=prompt, max_new_tokens=count) for count in (tokens, 1))
+    streaming = dataclasses.replace(whole, seconds_per_dispatch=SECONDS_PER_DISPATCH)
     runs: list[tuple[float, float]] = []
     for repeat in range(repeats + 1):
         first, _ = seconds(engine, one)
         plainly, _ = seconds(engine, whole)
-        streamed, updates = seconds(engine, whole, **look)
+        streamed, updates = seconds(engine, streaming)
         if repeat:
             runs.append(((plainly - first) / (tokens - 1) * 1e3, (streamed - first) / (tokens - 1) * 1e3))
     return {
@@ -78,21 +81,20 @@ def main() -> None:
     else:
         name, loaded = args.target.name, load_target(args.target, dtype=args.dtype)
         target, head = loaded.model, load_draft(args.draft, loaded).head
-        prompt = list(Runner(loaded).read(PROMPT, chat=True)[0].token_ids)
+        prompt = loaded.tokenizer.encode(loaded.tokenizer.render_chat([{"role": "user", "content": PROMPT}]), False)
     trees: dict[str, TreeConfig | None] = {"plain": None, f"chain {args.chain}": TreeConfig.chain(args.chain)}
     if args.tree:
         total, depth, top_k = map(int, args.tree.split(","))
         trees[f"tree {args.tree}"] = TreeConfig(total_tokens=total, depth=depth, top_k=top_k)
     console, rows = Console(), []
     for label, tree in trees.items():
-        engine = Engine(
-            target,
-            None if tree is None else head,
+        config = EngineConfig(
             tree=tree,
-            slots=1,
-            max_length=len(prompt) + args.max_tokens,
+            max_num_seqs=1,
+            max_model_len=len(prompt) + args.max_tokens,
             prefill_chunk=64 if jax.default_backend() == "cpu" else 256,
         )
+        engine = EngineCore(target, None if tree is None else head, config)
         row = {"kind": label, **compare(engine, prompt, args.max_tokens, args.repeats)}
         console.print(
             f"{label}: {statistics.median(row['whole_ms']):.2f} ms a token, streamed "

@@ -35,15 +35,20 @@ from support.tiny import draft_config, llama_config, random_llama
 from support.tiny import random_head as small_head
 
 from eagle_jax.decoding.compiler import compile_for_device
-from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.loop import decode, init_state
 from eagle_jax.decoding.placement import everywhere
 from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.engine.calibration import at_length
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.engine.core import EngineCore
+from eagle_jax.engine.programs import Programs
+from eagle_jax.engine.request import Request
 from eagle_jax.measurement import loops
 from eagle_jax.measurement.geometry import PUBLISHED, eagle3_head_of, find_geometry, random_head, random_target
 from eagle_jax.models import LlamaConfig
 from eagle_jax.parallel import make_mesh
 from eagle_jax.parallel.counting import count_collectives, total_of
+from eagle_jax.sampling import SamplingMode
 
 TREE = TreeConfig(total_tokens=60, depth=7, top_k=10)
 SMALL_TREE = TreeConfig(total_tokens=24, depth=3, top_k=5)
@@ -99,15 +104,16 @@ class Case:
             self.heads[draft_tp] = random_head(config, jnp.dtype(jnp.bfloat16), self.mesh, draft_tp)
         return self.heads[draft_tp]
 
-    def engine(self, job: Job) -> Engine:
+    def programs(self, job: Job) -> Programs:
         head = None if job.draft_tp is None else self.head(job.draft_tp)
-        return Engine(
-            self.target, head, tree=None if head is None else TREE, slots=job.batch, max_length=self.context + ROOM,
-            prefill_chunk=256, mesh=self.mesh,
+        config = EngineConfig(
+            tree=None if head is None else TREE, max_num_seqs=job.batch, max_model_len=self.context + ROOM,
+            prefill_chunk=256,
         )  # fmt: skip
+        return Programs(self.target, head, config, self.mesh)
 
-    def lower(self, job: Job) -> tuple[Engine, jax.stages.Lowered]:
-        engine = self.engine(job)
+    def lower(self, job: Job) -> tuple[Programs, jax.stages.Lowered]:
+        engine = self.programs(job)
         plan, weights = engine.plan, engine.weights
         steering = everywhere((np.ones((job.batch,), bool), np.int32(1), np.bool_(False)), plan.mesh)
         arguments = (plan, weights, plan.state_shapes(weights), *steering)
@@ -119,20 +125,20 @@ class Case:
         jax.clear_caches()
         return engine, lowered
 
-    def time(self, engine: Engine, program: Any, job: Job) -> loops.Measured:
+    def time(self, engine: Programs, program: Any, job: Job) -> loops.Measured:
         plan, weights = engine.plan, engine.weights
         most = ROOM // (1 + (0 if plan.tree is None else plan.tree.max_depth))
         places = jax.tree.map(lambda x: x.sharding, plan.state_shapes(weights))
 
         def run(steps: int) -> tuple[float, int]:
-            state = loops.at_length(init_state(plan, weights), self.context, plan.max_length)
+            state = at_length(init_state(plan, weights), self.context, plan.max_length)
             if plan.mesh is not None:
                 state = jax.device_put(state, places)
             active = np.ones((job.batch,), bool)
             seconds, (_, report) = loops.timed(
                 program, weights, state, active, np.int32(min(steps, most)), np.bool_(False)
             )
-            return seconds, int(np.max(jax.device_get(report.rounds)))
+            return seconds, max(len(slot.round_lengths) for slot in plan.layout.unpack(report).values())
 
         return loops.measure(run, runs=self.runs, steps=self.steps)
 
@@ -189,7 +195,7 @@ def measure_case(
             result["peak_bytes_in_use"] = stats.get("peak_bytes_in_use")
             write()
     result["target_bytes_a_device"] = sum(
-        x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(case.engine(jobs[0]).weights.target)
+        x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(case.programs(jobs[0]).weights.target)
     )
 
 
@@ -197,7 +203,10 @@ def same_tokens(sizes: list[int], compilers: int, say: Any) -> list[dict[str, An
     """Small models in float32: greedy tokens of plain and speculative decoding at every size against one device."""
     found = []
     rng = np.random.default_rng(0)
-    requests = [Request(prompt=rng.integers(0, 97, 20).tolist(), max_new_tokens=100) for _ in range(8)]
+    requests = [
+        Request(request_id=str(i), prompt_token_ids=rng.integers(0, 97, 20).tolist(), max_new_tokens=100, index=i)
+        for i in range(8)
+    ]
     jax.config.update("jax_default_matmul_precision", "highest")
     try:
         for kv_heads in (8, 1):
@@ -208,27 +217,21 @@ def same_tokens(sizes: list[int], compilers: int, say: Any) -> list[dict[str, An
                 mesh = make_mesh(tp)
                 target, head = spread_module(models[0], mesh), spread_module(models[1], mesh)
                 for tree in (None, SMALL_TREE):
-                    engines[tp, tree] = Engine(
-                        target,
-                        None if tree is None else head,
-                        tree=tree,
-                        slots=8,
-                        max_length=256,
-                        prefill_chunk=32,
-                        mesh=mesh,
-                    )
+                    config = EngineConfig(tree=tree, max_num_seqs=8, max_model_len=256, prefill_chunk=32)
+                    engines[tp, tree] = EngineCore(target, None if tree is None else head, config, mesh=mesh)
             with concurrent.futures.ThreadPoolExecutor(compilers) as pool:
-                list(pool.map(Engine.compile, engines.values()))
+                list(pool.map(lambda engine: engine.programs.compile(SamplingMode.GREEDY), engines.values()))
             wanted = None
             for (tp, tree), engine in engines.items():
                 ties = NearTies(lambda tokens, reference=reference: reference(tokens)[0][-1])
                 tokens: list[list[int]] = [[] for _ in requests]
-                for updates in engine.serve(requests):
-                    for update in updates:
-                        tokens[update.index] += update.token_ids
+                for delta in engine.run(requests):
+                    tokens[delta.index] += delta.token_ids
                 wanted = wanted or tokens
                 try:
-                    equal = [ties.compare(a, b, r.prompt) for a, b, r in zip(tokens, wanted, requests, strict=True)]
+                    equal = [
+                        ties.compare(a, b, r.prompt_token_ids) for a, b, r in zip(tokens, wanted, requests, strict=True)
+                    ]
                     row = {"equal": sum(equal), "of": len(equal), "near_ties": ties.ties}
                 except AssertionError as error:
                     row = {"error": str(error)}

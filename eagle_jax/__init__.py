@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eagle_jax.decoding.tree import StaticTree as StaticTree
     from eagle_jax.decoding.tree import TreeConfig as TreeConfig
-    from eagle_jax.front.memory import InsufficientMemoryError as InsufficientMemoryError
-    from eagle_jax.generation import generate as generate
-    from eagle_jax.generation import speculative_generate as speculative_generate
-    from eagle_jax.generation import stream_generate as stream_generate
-    from eagle_jax.llm import LLM as LLM
+    from eagle_jax.engine.memory import InsufficientMemoryError as InsufficientMemoryError
+    from eagle_jax.entrypoints.async_llm import AsyncLLM as AsyncLLM
+    from eagle_jax.entrypoints.functions import generate as generate
+    from eagle_jax.entrypoints.functions import speculative_generate as speculative_generate
+    from eagle_jax.entrypoints.functions import stream_generate as stream_generate
+    from eagle_jax.entrypoints.llm import LLM as LLM
     from eagle_jax.loading import CheckpointError as CheckpointError
     from eagle_jax.loading import Draft as Draft
     from eagle_jax.loading import Target as Target
@@ -32,24 +33,25 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AcceptanceMetrics": "eagle_jax.metrics",
+    "AsyncLLM": "eagle_jax.entrypoints.async_llm",
     "CheckpointError": "eagle_jax.loading",
     "CompletionOutput": "eagle_jax.outputs",
     "Delta": "eagle_jax.outputs",
     "Draft": "eagle_jax.loading",
     "GenerationResult": "eagle_jax.outputs",
-    "InsufficientMemoryError": "eagle_jax.front.memory",
-    "LLM": "eagle_jax.llm",
+    "InsufficientMemoryError": "eagle_jax.engine.memory",
+    "LLM": "eagle_jax.entrypoints.llm",
     "RequestOutput": "eagle_jax.outputs",
     "SamplingParams": "eagle_jax.sampling",
     "SpeculativeConfig": "eagle_jax.speculative_config",
     "StaticTree": "eagle_jax.decoding.tree",
     "Target": "eagle_jax.loading",
     "TreeConfig": "eagle_jax.decoding.tree",
-    "generate": "eagle_jax.generation",
+    "generate": "eagle_jax.entrypoints.functions",
     "load_draft": "eagle_jax.loading",
     "load_target": "eagle_jax.loading",
-    "speculative_generate": "eagle_jax.generation",
-    "stream_generate": "eagle_jax.generation",
+    "speculative_generate": "eagle_jax.entrypoints.functions",
+    "stream_generate": "eagle_jax.entrypoints.functions",
 }
 
 __all__ = ["__version__", *_HOME]

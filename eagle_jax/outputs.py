@@ -5,8 +5,8 @@ from typing import Literal
 
 from eagle_jax.metrics import AcceptanceMetrics, BatchMetrics, Timing
 
-FinishReason = Literal["stop", "length"]
-"""Ended by an end-of-sequence id, a stop id or a stop string; or by the budget or the context."""
+FinishReason = Literal["stop", "length", "abort"]
+"""Ended by an end-of-sequence id, a stop id or a stop string; by the budget or the context; or by whoever asked for it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,8 @@ class CompletionOutput:
     """None without a tokenizer, and with `detokenize=False`."""
     token_ids: list[int]
     """The token that ended the output included."""
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
+    """None in an output that goes on."""
     stop_reason: int | str | None
     """The stop id or stop string that ended the output; None for the model's end-of-sequence ids and for "length"."""
     seed: int | None = None
@@ -56,13 +57,14 @@ class RequestOutput:
     """A prompt and its continuation."""
 
     request_id: str
-    """Number of the request in the life of its `LLM`."""
+    """What `AsyncLLM` was given; of `LLM`, the number of the request in its life."""
     prompt: str | None
     """The prompt as text, chats as their template renders them; None for token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     """One entry."""
     metrics: AcceptanceMetrics
+    """Counted when the output has ended."""
     finished: bool = True
 
 
@@ -74,7 +76,7 @@ class GenerationResult:
     """Output tokens, the one that ended the output included."""
     texts: list[str | None]
     """Output texts; None where there is no tokenizer."""
-    finish_reasons: list[FinishReason]
+    finish_reasons: list[FinishReason | None]
     stop_reasons: list[int | str | None]
     """See `CompletionOutput.stop_reason`."""
     prompt_token_ids: list[list[int]]
@@ -111,3 +113,14 @@ class Delta:
     """Of the new tokens, if log-probabilities were asked for."""
     metrics: AcceptanceMetrics | None = None
     """Set in the last delta."""
+    request_id: str = ""
+    """Which request it belongs to."""
+    output: RequestOutput | None = None
+    """The whole; set in the last delta."""
+    error: Exception | None = None
+    """Why the output could not go on, in the last delta of one that could not."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is the last one of its output."""
+        return self.output is not None

@@ -3,15 +3,13 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.rules import SEEDED, Rule, check_rule, make_rule
 from eagle_jax.decoding.tree import NAMED_TREES, StaticTree, TreeConfig
-
-if TYPE_CHECKING:
-    from eagle_jax.loading import Draft
-    from eagle_jax.models import DraftConfig
+from eagle_jax.loading import Draft
+from eagle_jax.models import DraftConfig
 
 METHODS = ("eagle", "eagle3")
 
@@ -51,12 +49,17 @@ _ADVICE |= dict.fromkeys(
 )
 
 
+_LOADING = (
+    "method", "revision", "draft_tensor_parallel_size", "rope_theta", "layer_id_convention", "config_overrides",
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """Which draft head to use and what trees it grows."""
 
-    model: str | Path
-    """Folder or repository of the draft head."""
+    model: str | Path | Draft
+    """Folder or repository of the draft head; or the loaded one."""
     tree: Tree | Literal["auto"] | None = None
     """Shape of the draft trees; a chain is a `TreeConfig` with `top_k` 1. "auto" chooses one before each round. None takes
     `default_tree`."""
@@ -106,15 +109,10 @@ class SpeculativeConfig:
             "synthetic_acceptance_length",
         )
         known = {
-            "method",
             "model",
             "num_speculative_tokens",
             "tree",
-            "revision",
-            "draft_tensor_parallel_size",
-            "rope_theta",
-            "layer_id_convention",
-            "config_overrides",
+            *_LOADING,
             *rule_keys,
         }
         for key in given:
@@ -133,7 +131,12 @@ class SpeculativeConfig:
         if "model" not in given:
             raise ValueError("speculative_config lacks model: the folder or repository of the draft head")
         model = given["model"]
-        if not isinstance(model, str | Path) or not str(model):
+        if isinstance(model, Draft):
+            if extra := [key for key in _LOADING if key in given]:
+                raise ValueError(
+                    f"{', '.join(extra)} cannot be given with a model that is loaded; give them to load_draft"
+                )
+        elif not isinstance(model, str | Path) or not str(model):
             raise ValueError(f"speculative_config model must be a path or a repository, got {model!r}")
         parallel = given.get("draft_tensor_parallel_size")
         if parallel is not None and (isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1):
@@ -168,7 +171,7 @@ DEFAULT_TREES = {
 """What the authors of EAGLE draft with, by method."""
 
 
-def default_tree(draft: "Draft") -> TreeConfig:
+def default_tree(draft: Draft) -> TreeConfig:
     """What a head drafts where the caller asks for nothing: the chain its checkpoint asks for, else its method's default tree.
 
     Args:
@@ -180,7 +183,7 @@ def default_tree(draft: "Draft") -> TreeConfig:
     return _tree(draft.config, tree.total_tokens, tree.depth, tree.top_k)
 
 
-def default_ladder(head: "DraftConfig", platform: str, num_speculative_tokens: int | None = None) -> Ladder:
+def default_ladder(head: DraftConfig, platform: str, num_speculative_tokens: int | None = None) -> Ladder:
     """The rungs of "auto": plain decoding, short chains and trees; on a CPU, where every row of a forward costs time, no trees.
 
     Args:
@@ -199,7 +202,7 @@ def default_ladder(head: "DraftConfig", platform: str, num_speculative_tokens: i
     return Ladder((None, *dict.fromkeys(trees)))
 
 
-def _tree(head: "DraftConfig", total_tokens: int, depth: int, top_k: int) -> TreeConfig:
+def _tree(head: DraftConfig, total_tokens: int, depth: int, top_k: int) -> TreeConfig:
     """A tree, made smaller where the head has fewer tokens to choose from than `top_k`."""
     top_k = min(top_k, head.draft_vocab_size)
     reachable = 1 + top_k + depth * top_k**2

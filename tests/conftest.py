@@ -46,3 +46,29 @@ LONGEST_FIRST = ("test_tpu_compile.py", "test_equality.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Starts with the longest files, so that no worker is left with one of them while the others have nothing to do."""
     items.sort(key=lambda item: LONGEST_FIRST.index(item.path.name) if item.path.name in LONGEST_FIRST else 2)
+
+
+@pytest.fixture(scope="session")
+def pair():
+    """A trained target and head."""
+    from support.pairs import golden_pair
+
+    return golden_pair()
+
+
+@pytest.fixture(scope="session")
+def target(pair):
+    return pair[0]
+
+
+@pytest.fixture(scope="session")
+def draft(pair):
+    return pair[1]
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Random ones that are smaller still."""
+    from support.pairs import tiny_pair
+
+    return tiny_pair()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from eagle_jax.cli import options as shared
 from eagle_jax.cli.runtime import select_device
 from eagle_jax.cli.session import UsageError, default_chain, start
-from eagle_jax.front.compilation_cache import keep_compiled_programs
+from eagle_jax.engine.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
     from eagle_jax.decoding.ladder import Ladder

@@ -40,14 +40,10 @@ def run(options: argparse.Namespace) -> int:
     session = start(options)
     if session.draft is None:
         raise UsageError("there is nothing to choose from without a draft head: give --draft for this --model")
-    from eagle_jax.front.runner import Runner
-
-    runner = Runner(
-        session.target, session.draft, session.tree, max_model_len=options.max_model_len, max_num_seqs=options.batch
-    )
-    tokens = min(options.tokens, runner.max_model_len)
+    decoder = session.decoder(speculative=True, max_num_seqs=options.batch)
+    tokens = min(options.tokens, decoder.config.max_model_len)
     with stage("Calibrating", quiet=options.quiet):
-        calibration = runner.calibrate(prompts=options.batch, tokens=tokens, again=options.again)
+        calibration = decoder.calibrate(prompts=options.batch, tokens=tokens, again=options.again)
     report = {**calibration.to_dict(), "file": str(calibration.file)}
     if options.json:
         print(json.dumps(report, indent=1))

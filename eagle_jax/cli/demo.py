@@ -14,8 +14,8 @@ from eagle_jax.cli.runtime import counting_compilations, stage
 from eagle_jax.cli.session import Session, UsageError, describe, start, tree_to_json
 
 if TYPE_CHECKING:
-    from eagle_jax.front.prompts import Prompt
-    from eagle_jax.front.runner import Runner
+    from eagle_jax.entrypoints.decoder import Decoder
+    from eagle_jax.entrypoints.prompts import Prompt
     from eagle_jax.metrics import AcceptanceMetrics
     from eagle_jax.outputs import Delta
     from eagle_jax.sampling import SamplingParams
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("the demo compares decoding with and without a draft head: give --draft for this --model")
     session = start(options)
     target = session.target
-    speculative, plain = session.runner(speculative=True), session.runner(speculative=False)
+    speculative, plain = session.decoder(speculative=True), session.decoder(speculative=False)
     chat = target.tokenizer is not None and target.tokenizer.chat_template is not None
     prompts = speculative.read(options.prompt, chat=chat)
     if options.verbose:
@@ -118,7 +118,7 @@ def print_answer(prompt: str, deltas: "Iterator[Delta]") -> None:
 
 
 def compare(
-    plain: "Runner", speculative: "Runner", prompts: "list[Prompt]", options: argparse.Namespace, **compilation: Any
+    plain: "Decoder", speculative: "Decoder", prompts: "list[Prompt]", options: argparse.Namespace, **compilation: Any
 ) -> Comparison:
     """Runs both kinds by turns, after one run of each that does not count.
 
@@ -129,19 +129,20 @@ def compare(
       options: `repeats` and the options of `add_output_options`.
       **compilation: the fields of `Comparison` about it.
     """
-    speeds: dict[Runner, list[float]] = {plain: [], speculative: []}
+    speeds: dict[Decoder, list[float]] = {plain: [], speculative: []}
     results = {}
     for repeat in range(options.repeats + 1):
-        for runner, measured in speeds.items():
-            [results[runner]], timing = runner.run(prompts, [_params(options)], progress=False)
+        for decoder, measured in speeds.items():
+            [results[decoder]], timing = decoder.run(prompts, [_params(options)], progress=False)
             if repeat:
                 measured.append(timing.tokens_per_second)
+    tokens = {decoder: output.outputs[0].token_ids for decoder, output in results.items()}
     return Comparison(
         plain=speeds[plain],
         speculative=speeds[speculative],
-        tokens=len(results[speculative].token_ids),
+        tokens=len(tokens[speculative]),
         metrics=results[speculative].metrics,
-        same_tokens=results[speculative].token_ids == results[plain].token_ids,
+        same_tokens=tokens[speculative] == tokens[plain],
         **compilation,
     )
 

@@ -9,10 +9,10 @@ from eagle_jax.cli.options import integer, tree_or_auto
 from eagle_jax.cli.session import UsageError
 
 if TYPE_CHECKING:
+    from eagle_jax.entrypoints.prompts import Prompt
     from eagle_jax.evaluation import Configuration, Dataset, EvaluationSettings
     from eagle_jax.evaluation.rows import Row
     from eagle_jax.evaluation.settings import Shape
-    from eagle_jax.front.prompts import Prompt
 
 DEFAULT_CHAIN = 2
 """As in vLLM's script."""

@@ -12,7 +12,7 @@ from eagle_jax.cli.runtime import stage
 from eagle_jax.cli.session import UsageError, start
 
 if TYPE_CHECKING:
-    from eagle_jax.front.rows import RowResult
+    from eagle_jax.outputs import RequestOutput
 
 PROMPT_FORMS = '{"prompt": text}, {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt_token_ids": [...]}'
 
@@ -63,20 +63,20 @@ def run(options: argparse.Namespace) -> int:
         max_tokens=options.max_tokens, stop=options.stop, ignore_eos=options.ignore_eos, **shared.sampling(options)
     )
     session = start(options, plain=options.no_draft)
-    runner = session.runner(speculative=session.draft is not None)
+    decoder = session.decoder(speculative=session.draft is not None)
     tokenizer = session.target.tokenizer
     chat = not options.no_chat and tokenizer is not None and tokenizer.chat_template is not None
-    read = runner.read(prompts, chat=chat)
+    read = decoder.read(prompts, chat=chat)
     if options.verbose:
         for index, prompt in enumerate(read):
             print(f"Prompt {index}: {prompt.text!r} {len(prompt.token_ids)} tokens", file=sys.stderr)
     if options.stream:
-        done: list[RowResult] = []
-        # Checks the prompt before anything is compiled.
-        deltas = runner.stream(read, [params], on_finish=lambda _, row: done.append(row))
+        deltas = decoder.stream(read, [params])  # checks the prompt before anything is compiled
+        done: list[RequestOutput] = []
         with stage("Compiling", quiet=options.quiet):
-            runner.compile(prompts=1, tokens=len(read[0].token_ids) + options.max_tokens, params=params)
+            decoder.compile(prompts=1, tokens=len(read[0].token_ids) + options.max_tokens, params=params)
         for delta in deltas:
+            done += [] if delta.output is None else [delta.output]
             print(
                 delta.text if tokenizer is not None else " ".join(map(str, [*delta.token_ids, ""])), end="", flush=True
             )
@@ -84,13 +84,13 @@ def run(options: argparse.Namespace) -> int:
         if not options.quiet and seed_of(done):
             print(seed_of(done).removeprefix(", "), file=sys.stderr)
         return 0
-    rows, timing = runner.run(read, [params] * len(read), progress=not options.quiet)
+    outputs, timing = decoder.run(read, [params] * len(read), progress=not options.quiet)
     if options.json:
-        print(json.dumps(to_json(session, rows, timing), indent=2, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(to_json(session, outputs, timing), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        print_rows(rows)
+        print_outputs(outputs)
     if not options.quiet:
-        print(summary(rows, timing), file=sys.stderr)
+        print(summary(outputs, timing), file=sys.stderr)
     return 0
 
 
@@ -129,10 +129,11 @@ def _parse_line(where: str, line: str) -> Any:
     return text if text is not None else messages if messages is not None else value
 
 
-def print_rows(rows: "list[RowResult]") -> None:
+def print_outputs(outputs: "list[RequestOutput]") -> None:
     """Prints the answers; of several each under a line with its prompt."""
-    for index, row in enumerate(rows):
-        if len(rows) > 1:
-            prompt = row.prompt.token_ids if row.prompt.text is None else row.prompt.text
+    for index, output in enumerate(outputs):
+        if len(outputs) > 1:
+            prompt = output.prompt_token_ids if output.prompt is None else output.prompt
             print(f"{'' if index == 0 else chr(10)}[{index}] {prompt!r}")
-        print(row.token_ids if row.text is None else row.text)
+        completion = output.outputs[0]
+        print(completion.token_ids if completion.text is None else completion.text)

@@ -12,7 +12,7 @@ from eagle_jax.cli import session
 from eagle_jax.cli.options import DEVICES, DTYPES, integer
 from eagle_jax.cli.runtime import Backend, select_device, stage
 from eagle_jax.cli.session import UsageError, find_head
-from eagle_jax.front.compilation_cache import keep_compiled_programs
+from eagle_jax.engine.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
     from eagle_jax.evaluation import Configuration, Dataset, Evaluation, EvaluationSettings, Report
@@ -196,7 +196,7 @@ class Models:
             with stage("Obtaining SmolLM2-135M-Instruct", quiet=options.quiet):
                 model = packaged_target() if pinned else default_target()
         elif head is None:
-            from eagle_jax.front.speculators import find_target
+            from eagle_jax.entrypoints.speculators import find_target
 
             # A speculators checkpoint in the place of a model is the head, and names the model.
             model, named, _ = find_target(model, None, revision=None, download_dir=None)

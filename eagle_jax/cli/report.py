@@ -7,31 +7,32 @@ from typing import TYPE_CHECKING, Any
 from eagle_jax.cli.session import Session, tree_to_json
 
 if TYPE_CHECKING:
-    from eagle_jax.front.rows import RowResult
     from eagle_jax.metrics import AcceptanceMetrics, Timing
+    from eagle_jax.outputs import RequestOutput
 
 
-def summary(rows: "list[RowResult]", timing: "Timing") -> str:
+def summary(outputs: "list[RequestOutput]", timing: "Timing") -> str:
     """One line about the speed and, where something was drafted, the acceptance."""
-    total = total_metrics(rows)
+    total = total_metrics(outputs)
     speed = f"{timing.output_tokens} tokens, {timing.tokens_per_second:.1f} tokens/s"
     acceptance = f", accepted length {total.mean_acceptance_length:.2f}" if total.drafted else ""
-    return f"{speed}{acceptance}{seed_of(rows)}; compiled in {timing.compile_seconds:.1f} s before"
+    return f"{speed}{acceptance}{seed_of(outputs)}; compiled in {timing.compile_seconds:.1f} s before"
 
 
-def seed_of(rows: "list[RowResult]") -> str:
+def seed_of(outputs: "list[RequestOutput]") -> str:
     """The seed of a single output that was sampled, to be said behind something else."""
-    return f", seed {rows[0].seed}" if len(rows) == 1 and rows[0].seed is not None else ""
+    seed = outputs[0].outputs[0].seed if len(outputs) == 1 else None
+    return "" if seed is None else f", seed {seed}"
 
 
-def total_metrics(rows: "list[RowResult]") -> "AcceptanceMetrics":
-    """Of all rows together."""
+def total_metrics(outputs: "list[RequestOutput]") -> "AcceptanceMetrics":
+    """Of all outputs together."""
     from eagle_jax.metrics import AcceptanceMetrics
 
-    return AcceptanceMetrics.total(row.metrics for row in rows)
+    return AcceptanceMetrics.total(output.metrics for output in outputs)
 
 
-def to_json(session: Session, rows: "list[RowResult]", timing: "Timing") -> dict[str, Any]:
+def to_json(session: Session, outputs: "list[RequestOutput]", timing: "Timing") -> dict[str, Any]:
     """The object that `--json` prints."""
     return {
         "model": session.target.name,
@@ -42,18 +43,18 @@ def to_json(session: Session, rows: "list[RowResult]", timing: "Timing") -> dict
         "attention": dict(timing.attention),
         "outputs": [
             {
-                "prompt": row.prompt.text,
-                "prompt_token_ids": row.prompt.token_ids,
-                "text": row.text,
-                "token_ids": row.token_ids,
-                "finish_reason": row.finish_reason,
-                "stop_reason": row.stop_reason,
-                "seed": row.seed,
-                "accepted_lengths": row.metrics.accepted_lengths,
+                "prompt": output.prompt,
+                "prompt_token_ids": output.prompt_token_ids,
+                "text": output.outputs[0].text,
+                "token_ids": output.outputs[0].token_ids,
+                "finish_reason": output.outputs[0].finish_reason,
+                "stop_reason": output.outputs[0].stop_reason,
+                "seed": output.outputs[0].seed,
+                "accepted_lengths": output.metrics.accepted_lengths,
             }
-            for row in rows
+            for output in outputs
         ],
-        "metrics": metrics_to_json(total_metrics(rows)),
+        "metrics": metrics_to_json(total_metrics(outputs)),
         "timing": timing_to_json(timing),
     }
 

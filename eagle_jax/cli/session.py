@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_jax.cli.runtime import Backend, select_device, stage
-from eagle_jax.front.compilation_cache import keep_compiled_programs
+from eagle_jax.engine.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
     from eagle_jax.decoding.tree import TreeConfig
-    from eagle_jax.front.runner import Runner
+    from eagle_jax.entrypoints.decoder import Decoder
     from eagle_jax.loading import Draft, Target
 
 DEFAULT_HEAD = "smollm2-135m-instruct-eagle3"
@@ -36,12 +36,16 @@ class Session:
     """None exactly when there is no draft."""
     max_model_len: int | None
 
-    def runner(self, *, speculative: bool) -> "Runner":
+    def decoder(self, *, speculative: bool, max_num_seqs: int | None = None) -> "Decoder":
         """Decodes with the draft head, or plainly."""
-        from eagle_jax.front.runner import Runner
+        from eagle_jax.engine.config import EngineConfig
+        from eagle_jax.entrypoints.decoder import Decoder
 
         draft, tree = (self.draft, self.tree) if speculative else (None, None)
-        return Runner(self.target, draft, tree, max_model_len=self.max_model_len)
+        config = EngineConfig.resolve(
+            self.target, draft, tree=tree, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs
+        )
+        return Decoder(self.target, draft, config)
 
 
 def start(options: argparse.Namespace, *, plain: bool = False) -> Session:
@@ -59,7 +63,7 @@ def start(options: argparse.Namespace, *, plain: bool = False) -> Session:
     if model is None:
         head = DEFAULT_HEAD if head is None else head
     elif head is None:
-        from eagle_jax.front.speculators import find_target
+        from eagle_jax.entrypoints.speculators import find_target
 
         # A speculators checkpoint in the place of a model is the head, and names the model.
         model, named, _ = find_target(model, None, revision=None, download_dir=None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from eagle_jax.cli.options import DEVICES, integer
 from eagle_jax.cli.runtime import select_device
-from eagle_jax.front.compilation_cache import keep_compiled_programs
+from eagle_jax.engine.compilation_cache import keep_compiled_programs
 
 DEFAULT_SLOTS_CPU, DEFAULT_SLOTS = 16, 512
 

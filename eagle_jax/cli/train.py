@@ -10,7 +10,7 @@ from typing import Any
 from eagle_jax.cli.options import DEVICES, integer
 from eagle_jax.cli.runtime import select_device
 from eagle_jax.cli.session import UsageError
-from eagle_jax.front.compilation_cache import keep_compiled_programs
+from eagle_jax.engine.compilation_cache import keep_compiled_programs
 
 
 def add_parser(commands: Any) -> None:

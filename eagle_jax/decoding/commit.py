@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from eagle_jax.decoding.accept import Acceptance
 from eagle_jax.decoding.sampling_state import SamplingState
-from eagle_jax.decoding.state import LENGTH, RUNNING, STOPPED, DecodeState, DraftState
+from eagle_jax.decoding.state import LENGTH, RUNNING, STOPPED, DecodeState, DraftState, write_tokens
 from eagle_jax.decoding.verify import TargetOutput
 from eagle_jax.models.cache import ordered_after
 
@@ -35,15 +35,10 @@ def cut(state: DecodeState, tokens: jax.Array, counts: jax.Array) -> tuple[jax.A
     return jnp.where(running, emitted, 0), jnp.where(running, finish, state.finish).astype(jnp.int32)
 
 
-def write_tokens(tokens: jax.Array, new: jax.Array, start: jax.Array, counts: jax.Array) -> jax.Array:
-    """Writes the first `counts[b]` of `new [B, A]` at `start[b]` of `tokens [B, S]`; the rest is dropped."""
-    steps = jnp.arange(new.shape[1], dtype=jnp.int32)
-    at = jnp.where(steps < counts[:, None], start[:, None] + steps, tokens.shape[1])
-    return tokens.at[jnp.arange(tokens.shape[0])[:, None], at].set(new, mode="drop")
-
-
-def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptance: Acceptance) -> DecodeState:
-    """Moves the accepted path of each slot into the state.
+def commit(
+    state: DecodeState, draft: DraftState, output: TargetOutput, acceptance: Acceptance, shape: int = 0
+) -> DecodeState:
+    """Moves the accepted path of each slot into the state; `shape` is the round's place among the candidates.
 
     The root and all emitted tokens but the last get their rows into the target cache; the last emitted token is the next root.
     """
@@ -60,7 +55,6 @@ def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptan
     running = state.running
     depth = state.accepted_at_depth.shape[1]
     reached = (jnp.arange(depth) < acceptance.counts[:, None]) & running[:, None]
-    slots = jnp.arange(emitted.shape[0])
     return dataclasses.replace(
         state,
         tokens=write_tokens(state.tokens, acceptance.tokens, state.lengths + 1, emitted),
@@ -69,7 +63,7 @@ def commit(state: DecodeState, draft: DraftState, output: TargetOutput, acceptan
         target_cache=cache,
         draft=dataclasses.replace(draft, features=features),
         rounds=state.rounds + running,
-        accepted_lengths=state.accepted_lengths.at[slots, state.rounds].add(emitted, mode="drop"),
+        unread=state.unread.add(acceptance.tokens, emitted, tag=1 + shape),
         accepted_at_depth=state.accepted_at_depth + reached,
         sampling=record(state, output, acceptance, emitted),
     )
@@ -89,7 +83,7 @@ def record(
     return sampling.record(
         acceptance.tokens,
         emitted,
-        state.lengths + 1,
+        state.unread.counts,
         slots=jnp.arange(emitted.shape[0]),
         logits=jnp.take_along_axis(output.logits, path, axis=1),
         processed=jnp.take_along_axis(output.processed, path, axis=1),

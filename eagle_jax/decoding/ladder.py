@@ -1,8 +1,8 @@
 """The ladder: a few shapes of rounds in one program, of which the device picks one before each round.
 
 A *rung* is plain decoding or a draft tree. What a round of each costs is measured once on the user's device
-(`eagle_jax.front.calibration`). What it yields is estimated from what the running requests accepted so far, and the rung with the
-most expected tokens for its time is run. So the choice depends on the calibration and on the acceptance of the requests
+(`eagle_jax.engine.calibration`). What it yields is estimated from what the running requests accepted so far, and the rung with
+the most expected tokens for its time is run. So the choice depends on the calibration and on the acceptance of the requests
 themselves, never on a clock: the same requests with the same calibration take the same rungs.
 
 The estimate: rung r accepts a further draft with probability p_r at every depth, so a round of depth D yields 1 + p_r + .. +
@@ -126,11 +126,9 @@ class LadderState:
     """Plain rounds that may be lost from here on, float32 scalar: the allowance, and what was won or lost by drafting."""
     rung: jax.Array
     """The rung of the next round, or `UNDECIDED`, int32 scalar."""
-    drafted: jax.Array
-    """Drafted nodes of each round of each slot, int32 `[B, S]`, 0 beyond `DecodeState.rounds`."""
 
     @staticmethod
-    def empty(ladder: Ladder, slots: int, capacity: int) -> "LadderState":
+    def empty(ladder: Ladder, slots: int) -> "LadderState":
         """Before any round, with costs that are all the same."""
         rungs = len(ladder.rungs)
         zeros = jnp.zeros((slots, rungs), jnp.float32)
@@ -143,7 +141,6 @@ class LadderState:
             probe_budget=jnp.asarray(PROBE_BUDGETS[0], jnp.float32),
             in_hand=jnp.asarray(LOSS, jnp.float32),
             rung=jnp.zeros((), jnp.int32),
-            drafted=jnp.zeros((slots, capacity), jnp.int32),
         )
 
     def restart(self, costs: jax.Array | None = None) -> "LadderState":
@@ -163,12 +160,9 @@ class LadderState:
             fresh,
             accepted=self.accepted.at[slot].set(0.0),
             tested=self.tested.at[slot].set(0.0),
-            drafted=self.drafted.at[slot].set(0),
         )
 
-    def record(
-        self, ladder: Ladder, rung: int, counts: jax.Array, running: jax.Array, rounds: jax.Array
-    ) -> "LadderState":
+    def record(self, ladder: Ladder, rung: int, counts: jax.Array, running: jax.Array) -> "LadderState":
         """Takes note of a round of one rung, and picks the next.
 
         Args:
@@ -176,7 +170,6 @@ class LadderState:
           rung: which one was run.
           counts: accepted drafts, int32 `[B]`.
           running: slots that took part, bool `[B]`.
-          rounds: rounds that each slot had run before, int32 `[B]`.
         """
         emitted = 1 + jnp.sum(jnp.where(running, counts, 0)) / jnp.maximum(jnp.sum(running), 1)
         time = self.costs[rung] / self.costs[0]
@@ -191,7 +184,6 @@ class LadderState:
         def add(total: jax.Array, new: jax.Array) -> jax.Array:
             return jnp.where(running[:, None], (total + here * new[:, None]) * fade, total)
 
-        slots = jnp.arange(counts.shape[0])
         # The first round after plain ones is an attempt.
         in_vain = jnp.where(self.plain_rounds > 0, self.probe_budget / 2, self.probe_budget)
         budget = jnp.clip(jnp.where(emitted < time, in_vain, 2 * self.probe_budget), PROBE_BUDGETS[1], PROBE_BUDGETS[0])
@@ -202,7 +194,6 @@ class LadderState:
             plain_rounds=jnp.zeros_like(self.plain_rounds),
             probe_budget=budget,
             in_hand=in_hand,
-            drafted=self.drafted.at[slots, rounds].set(jnp.where(running, ladder.drafted[rung], 0), mode="drop"),
         )
 
     def choose(self, ladder: Ladder, running: jax.Array) -> "LadderState":

@@ -17,9 +17,10 @@ from eagle_jax.decoding.ladder import UNDECIDED, Ladder, LadderState
 from eagle_jax.decoding.placement import own_group, placed, spread, state_specs, weight_specs
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.rejection import accept_by
+from eagle_jax.decoding.report import Report, ReportLayout, report_tokens
 from eagle_jax.decoding.rules import SEEDED, Drafts, Rule
 from eagle_jax.decoding.sampling_state import SamplingState
-from eagle_jax.decoding.state import LENGTH, DecodeState, Report, cache_capacity
+from eagle_jax.decoding.state import LENGTH, DecodeState, Unread, cache_capacity
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.decoding.verify import verify
 from eagle_jax.models.llama import Llama
@@ -65,7 +66,7 @@ class Plan:
     max_stop_ids: int = 8
     """Stop ids a slot can have: E."""
     mode: SamplingMode = SamplingMode.GREEDY
-    """What requests can ask for."""
+    """What requests of these rounds can ask for. Plans that differ in nothing else have the same state."""
     rule: Rule = SEEDED
     """How drafts are made and accepted in slots that sample; means nothing in greedy rounds."""
     processed_logprobs: bool = False
@@ -92,6 +93,26 @@ class Plan:
     def group_slots(self) -> int:
         """Slots of one group: slot s belongs to group `s // group_slots`."""
         return self.slots // self.groups
+
+    @property
+    def max_depth(self) -> int:
+        """Most drafted tokens that a round can accept: D."""
+        return 0 if self.tree is None else self.tree.max_depth
+
+    @property
+    def report_tokens(self) -> int:
+        """Tokens of a slot that a report holds at most: W."""
+        return report_tokens(self.max_depth)
+
+    @property
+    def layout(self) -> ReportLayout:
+        """What reports look like."""
+        drafted = (
+            self.tree.drafted
+            if isinstance(self.tree, Ladder)
+            else (0 if self.tree is None else self.tree.total_tokens - 1,)
+        )
+        return ReportLayout(depth=self.max_depth, tokens=self.report_tokens, drafted=drafted)
 
     def specs(self, weights: Weights) -> tuple[Weights, DecodeState]:
         """How weights and state are split over the mesh."""
@@ -148,12 +169,13 @@ def _empty_state(plan: Plan, weights: Weights) -> DecodeState:
         finish=zeros + LENGTH,
         target_cache=target.empty_cache(slots, capacity),
         draft=drafter.empty(slots, capacity),
+        generations=zeros,
         rounds=zeros,
-        accepted_lengths=jnp.zeros((slots, capacity), jnp.int32),
+        unread=Unread.none(slots, plan.report_tokens),
         accepted_at_depth=jnp.zeros((slots, drafter.max_depth), jnp.int32),
         accept_limits=zeros if plan.shape_invariant else None,
-        ladder=LadderState.empty(plan.tree, slots, capacity) if isinstance(plan.tree, Ladder) else None,
-        sampling=SamplingState.empty(slots, capacity, target.vocabulary, plan.mode, plan.processed_logprobs),
+        ladder=LadderState.empty(plan.tree, slots) if isinstance(plan.tree, Ladder) else None,
+        sampling=SamplingState.empty(slots, plan.report_tokens, target.vocabulary),
     )
 
 
@@ -166,7 +188,7 @@ def prefill(plan: Plan, weights: Weights, state: DecodeState, chunk: PromptChunk
 
     def body(weights: Weights, state: DecodeState, chunk: PromptChunk) -> DecodeState:
         target, drafter = plan.modules(weights)
-        return prefill_chunk(target, drafter, state, own_group(chunk, plan.mesh))
+        return prefill_chunk(target, drafter, state, own_group(chunk, plan.mesh), plan.processed_logprobs)
 
     if plan.mesh is None:
         return body(weights, state, chunk)
@@ -174,11 +196,13 @@ def prefill(plan: Plan, weights: Weights, state: DecodeState, chunk: PromptChunk
     return spread(body, plan.mesh, (weights_in, state_in, PartitionSpec()), state_in)(weights, state, chunk)
 
 
-def decode_round(target: Llama, drafter: Drafter, state: DecodeState, rule: Rule = SEEDED) -> DecodeState:
+def decode_round(
+    target: Llama, drafter: Drafter, state: DecodeState, rule: Rule = SEEDED, shape: int = 0
+) -> DecodeState:
     """One round for every running slot: draft, verify, accept, commit.
 
     In shape-invariant programs attention sums in an order that belongs to positions, and a slot can be kept from accepting: with
-    a limit of 0 the program decodes plainly.
+    a limit of 0 the program decodes plainly. `shape` is the drafter's place among several candidates.
     """
     with jax.named_scope("draft"):
         tree, draft = drafter.propose(state)
@@ -202,7 +226,7 @@ def decode_round(target: Llama, drafter: Drafter, state: DecodeState, rule: Rule
         if state.accept_limits is not None:
             acceptance = acceptance.limited(state.accept_limits)
     with jax.named_scope("commit"):
-        return commit(state, draft, output, acceptance)
+        return commit(state, draft, output, acceptance, shape)
 
 
 def climb(
@@ -249,9 +273,9 @@ def climb(
         def body(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
             state, rounds = carry
             assert state.ladder is not None
-            new = decode_round(target, here, state, rule)
+            new = decode_round(target, here, state, rule, index)
             counts = (new.accepted_at_depth - state.accepted_at_depth).sum(axis=1)
-            recorded = state.ladder.record(ladder, index, counts, state.running, state.rounds)
+            recorded = state.ladder.record(ladder, index, counts, state.running)
             if rung is None:
                 # Nothing was learned, so the choice is the same again, unless a slot has ended or it is time to try drafting.
                 again = jnp.any(new.running != state.running) | recorded.probing
@@ -285,14 +309,14 @@ def decode(
     max_rounds: jax.Array,
     until_finished: jax.Array,
 ) -> tuple[DecodeState, Report]:
-    """Rounds on the device, without a transfer, until every slot has ended.
+    """Rounds on the device, without a transfer, until every slot has ended or has no room for another round in the report.
 
     Args:
       plan: the configuration; with several groups of devices each decodes its own slots, and runs its own number of rounds.
       weights: parameters.
       state: consumed.
       active: slots whose requests are still wanted, bool `[B]`; the others are frozen.
-      max_rounds: return after so many rounds at the latest, int32 scalar.
+      max_rounds: return after so many rounds at the latest, int32 scalar; 0 only reports what prefills emitted.
       until_finished: return as soon as a slot has ended that ran at the start, bool scalar (so that it can be refilled).
 
     Returns:
@@ -321,10 +345,15 @@ def _decode(
         active = own_group(jnp.reshape(active, (plan.groups, plan.group_slots)), plan.mesh)
     state = dataclasses.replace(state, finish=jnp.where(active | ~state.running, state.finish, LENGTH))
     running_before = jnp.sum(state.running)
+    kept = state.sampling
+    assert kept is not None
+    state = dataclasses.replace(state, sampling=kept.of_mode(plan.mode, plan.processed_logprobs))
 
     def go_on(state: DecodeState, rounds: jax.Array) -> jax.Array:
         running = jnp.sum(state.running)
-        return (running > 0) & (rounds < max_rounds) & ~(until_finished & (running < running_before))
+        unread = jnp.max(jnp.where(state.running, state.unread.counts, 0))
+        room = unread + plan.max_depth + 1 <= plan.report_tokens
+        return (running > 0) & room & (rounds < max_rounds) & ~(until_finished & (running < running_before))
 
     def body(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
         state, rounds = carry
@@ -336,4 +365,7 @@ def _decode(
         state, _ = climb(plan.tree, target, drafter, plan.rule, go_on, start)
     else:
         state, _ = jax.lax.while_loop(lambda carry: go_on(*carry), body, start)
-    return state, Report.of(state)
+    state = dataclasses.replace(state, sampling=kept.after(state.sampling))
+    report = Report.of(state, log_probs=plan.mode is SamplingMode.FULL)
+    unread = dataclasses.replace(state.unread, counts=jnp.zeros_like(state.unread.counts))
+    return dataclasses.replace(state, unread=unread), report

@@ -6,14 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding.commit import cut, write_tokens
+from eagle_jax.decoding.commit import cut
 from eagle_jax.decoding.draft import Drafter
 from eagle_jax.decoding.placement import only_if
 from eagle_jax.decoding.sampling_state import SamplingState
-from eagle_jax.decoding.state import RUNNING, DecodeState
+from eagle_jax.decoding.state import RUNNING, DecodeState, write_tokens
 from eagle_jax.models.cache import ordered_after
 from eagle_jax.models.llama import Llama
 from eagle_jax.parallel.vocabulary import Vocabulary
+from eagle_jax.sampling.params import SamplingMode
 from eagle_jax.sampling.processing import choose, draw
 from eagle_jax.sampling.settings import SlotSettings
 
@@ -25,6 +26,8 @@ class PromptChunk:
 
     slot: Any
     """int32 scalar."""
+    generation: Any
+    """See `DecodeState.generations`, int32 scalar."""
     tokens: Any
     """The chunk and the token after it, int32 `[C + 1]`; what lies beyond the prompt is arbitrary."""
     start: Any
@@ -38,7 +41,7 @@ class PromptChunk:
     stop_ids: Any
     """See `DecodeState.stop_ids`, int32 `[E]`."""
     sampling: SlotSettings | None
-    """How the request's tokens are chosen; None in greedy programs."""
+    """How the request's tokens are chosen; None is greedy."""
     accept_limit: Any
     """See `DecodeState.accept_limits`, int32 scalar, or None."""
     active: Any = None
@@ -46,12 +49,15 @@ class PromptChunk:
     that is no sequence's, and changes nothing. None where there is one group."""
 
 
-def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: PromptChunk) -> DecodeState:
+def prefill_chunk(
+    target: Llama, drafter: Drafter, state: DecodeState, chunk: PromptChunk, processed_logprobs: bool = False
+) -> DecodeState:
     """Runs one chunk and emits the token after its last valid one.
 
     Only the last chunk's token is the true first output token; what earlier chunks emit is overwritten by the next chunk.
     """
     before = state
+    assert state.sampling is not None
     size = chunk.tokens.shape[0] - 1
     tokens, next_tokens = chunk.tokens[None, :-1], chunk.tokens[None, 1:]
     slot, start = chunk.slot, chunk.start
@@ -65,7 +71,7 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
     )
     last = jax.lax.dynamic_slice_in_dim(out.hidden, chunk.valid - 1, 1, axis=1)  # [1, 1, H]
     logits = target.logits(last)  # [1, 1, V]
-    first_token, sampling = first_choice(logits, target.vocabulary, state.sampling, chunk)  # [1, 1]
+    first_token, sampling = first_choice(logits, target.vocabulary, state.sampling, chunk, processed_logprobs)  # [1, 1]
     draft = drafter.prefill(state.draft, slot, start, next_tokens, out.features, chunk.valid)
     end = start + chunk.valid  # position of the token after the chunk
 
@@ -79,8 +85,9 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
         finish=state.finish.at[slot].set(RUNNING),
         target_cache=state.target_cache.write_slot(out.rows, slot, ordered_after(start, first_token[0, 0])),
         draft=draft,
+        generations=state.generations.at[slot].set(chunk.generation),
+        unread=dataclasses.replace(state.unread, counts=state.unread.counts.at[slot].set(0)),
         rounds=state.rounds.at[slot].set(0),
-        accepted_lengths=state.accepted_lengths.at[slot].set(0),
         accepted_at_depth=state.accepted_at_depth.at[slot].set(0),
         sampling=sampling,
         ladder=None if state.ladder is None else state.ladder.start(slot),
@@ -94,6 +101,7 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
     state = dataclasses.replace(
         state,
         tokens=write_tokens(state.tokens, offered, state.lengths + 1, emitted),
+        unread=state.unread.add(offered, emitted, tag=0),
         lengths=state.lengths + emitted,
         finish=jnp.where(here, finish, state.finish),
     )
@@ -101,8 +109,8 @@ def prefill_chunk(target: Llama, drafter: Drafter, state: DecodeState, chunk: Pr
 
 
 def first_choice(
-    logits: jax.Array, vocabulary: Vocabulary, sampling: SamplingState | None, chunk: PromptChunk
-) -> tuple[jax.Array, SamplingState | None]:
+    logits: jax.Array, vocabulary: Vocabulary, sampling: SamplingState, chunk: PromptChunk, processed_logprobs: bool
+) -> tuple[jax.Array, SamplingState]:
     """The token after the chunk, int32 `[1, 1]`, by the same rules as any later one, and the slot's new sampling state.
 
     Args:
@@ -110,12 +118,16 @@ def first_choice(
       vocabulary: the target's.
       sampling: of all slots.
       chunk: the chunk.
+      processed_logprobs: see `SamplingState`.
     """
-    if sampling is None or chunk.sampling is None:
-        return choose(logits, vocabulary), None
-    end = (chunk.start + chunk.valid)[None, None]
-    sampling = sampling.start(chunk.slot, chunk.sampling, chunk.tokens[:-1], chunk.valid, chunk.start == 0)
-    here = sampling.of_slot(chunk.slot)
+    whole = sampling.start(chunk.slot, chunk.sampling)
+    if chunk.sampling is None:
+        return choose(logits, vocabulary), whole
+    mode = SamplingMode.SAMPLING if chunk.sampling.controls is None else SamplingMode.FULL
+    rounds = whole.of_mode(mode, processed_logprobs)
+    assert rounds is not None
+    rounds = rounds.read_prompt(chunk.slot, chunk.tokens[:-1], chunk.valid, chunk.start == 0)
+    here = rounds.of_slot(chunk.slot)
     processed = here.process(
         logits,
         tokens=jnp.zeros((1, 1), jnp.int32),
@@ -123,8 +135,7 @@ def first_choice(
         output_lengths=jnp.zeros((1, 1), jnp.int32),
         stop_ids=chunk.stop_ids[None],
     )
-    token = draw(processed, here.target_noise(end), here.settings, vocabulary)
-    sampling = sampling.record(
-        token, jnp.ones((1,), jnp.int32), end[0], slots=chunk.slot[None], logits=logits, processed=processed
-    )
-    return token, sampling
+    token = draw(processed, here.target_noise((chunk.start + chunk.valid)[None, None]), here.settings, vocabulary)
+    one = jnp.ones((1,), jnp.int32)
+    rounds = rounds.record(token, one, 0 * one, slots=chunk.slot[None], logits=logits, processed=processed)
+    return token, whole.after(rounds)

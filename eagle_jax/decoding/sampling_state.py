@@ -53,27 +53,27 @@ class TokenHistory:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LogProbs:
-    """Log-probabilities of the output tokens, at the tokens' places in `DecodeState.tokens`. n is `MAX_LOGPROBS`."""
+    """Log-probabilities of tokens that the host has not read yet. n is `MAX_LOGPROBS`, W the plan's `report_tokens`."""
 
     chosen: jax.Array
-    """Of the emitted token, float32 `[B, S]`."""
+    """Of the emitted token, float32 `[B, W]`."""
     ranks: jax.Array
-    """How many tokens were at least as likely, itself included, int32 `[B, S]`."""
+    """How many tokens were at least as likely, itself included, int32 `[B, W]`."""
     top: jax.Array
-    """Of the likeliest tokens, best first, float32 `[B, S, n]`."""
+    """Of the likeliest tokens, best first, float32 `[B, W, n]`."""
     top_ids: jax.Array
-    """int32 `[B, S, n]`."""
-    of_processed: bool = dataclasses.field(metadata={"static": True})
-    """Whether they are those of the distribution that is sampled, or the model's own."""
+    """int32 `[B, W, n]`."""
 
     @staticmethod
-    def zeros(slots: int, capacity: int, vocab_size: int, of_processed: bool) -> "LogProbs":
-        """Room for `capacity` tokens a slot."""
-        flat, wide = (slots, capacity), (slots, capacity, min(MAX_LOGPROBS, vocab_size))
+    def zeros(slots: int, width: int, vocab_size: int) -> "LogProbs":
+        """Room for `width` tokens a slot."""
+        flat, wide = (slots, width), (slots, width, min(MAX_LOGPROBS, vocab_size))
         return LogProbs(
-            jnp.zeros(flat, jnp.float32), jnp.zeros(flat, jnp.int32),
-            jnp.zeros(wide, jnp.float32), jnp.zeros(wide, jnp.int32), of_processed,
-        )  # fmt: skip
+            jnp.zeros(flat, jnp.float32),
+            jnp.zeros(flat, jnp.int32),
+            jnp.zeros(wide, jnp.float32),
+            jnp.zeros(wide, jnp.int32),
+        )
 
     def write(
         self,
@@ -96,8 +96,7 @@ class LogProbs:
         def put(buffer: jax.Array, new: jax.Array) -> jax.Array:
             return buffer.at[slots[:, None], at].set(new, mode="drop")
 
-        return dataclasses.replace(
-            self,
+        return LogProbs(
             chosen=put(self.chosen, chosen[..., 0]),
             ranks=put(self.ranks, ranks),
             top=put(self.top, top),
@@ -108,40 +107,54 @@ class LogProbs:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingState:
-    """Everything about sampling that a slot keeps. Greedy programs have none of it."""
+    """Everything about sampling that a slot keeps: the same arrays whatever rounds are run, so that requests of all modes can
+    share the slots. Rounds of a lower mode see only a part of it (`of_mode`)."""
 
     settings: SlotSettings
     """Of each slot."""
     history: TokenHistory | None
-    """Only with `SamplingMode.FULL`, like the log-probabilities."""
+    """None in rounds below `SamplingMode.FULL`, like the log-probabilities: a slot that needs it never runs in those."""
     log_probs: LogProbs | None
     vocabulary: Vocabulary = dataclasses.field(metadata={"static": True})
     """The target's."""
+    processed_logprobs: bool = dataclasses.field(default=False, metadata={"static": True})
+    """Within rounds, whether log-probabilities are those of the distribution that is sampled, or the model's own."""
 
     @staticmethod
-    def empty(
-        slots: int, capacity: int, vocabulary: Vocabulary, mode: SamplingMode, processed_logprobs: bool
-    ) -> "SamplingState | None":
-        """A state without requests; None for greedy programs."""
-        settings = SlotSettings.empty(slots, vocabulary, mode)
-        if settings is None:
-            return None
-        if mode is not SamplingMode.FULL:
-            return SamplingState(settings, None, None, vocabulary)
+    def empty(slots: int, report_tokens: int, vocabulary: Vocabulary) -> "SamplingState":
+        """A state without requests."""
         shape = (slots, vocabulary.width)
-        history = TokenHistory(jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32))
-        log_probs = LogProbs.zeros(slots, capacity, vocabulary.size, processed_logprobs)
-        return SamplingState(settings, history, log_probs, vocabulary)
+        return SamplingState(
+            SlotSettings.empty(slots, vocabulary),
+            TokenHistory(jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)),
+            LogProbs.zeros(slots, report_tokens, vocabulary.size),
+            vocabulary,
+        )
 
-    def start(
-        self, slot: jax.Array, settings: SlotSettings, tokens: jax.Array, valid: jax.Array, first: jax.Array
-    ) -> "SamplingState":
-        """Gives a slot the settings of a request, and takes in a chunk of its prompt; see `TokenHistory.start`."""
-        history = self.history
-        if history is not None:
-            history = history.start(slot, tokens, valid, first, self.vocabulary)
-        put = self.settings.put(slot, settings.own_columns(self.vocabulary))
-        return dataclasses.replace(self, settings=put, history=history)
+    def of_mode(self, mode: SamplingMode, processed_logprobs: bool = False) -> "SamplingState | None":
+        """What rounds of that mode read and write; None for greedy ones."""
+        if mode is SamplingMode.GREEDY:
+            return None
+        if mode is SamplingMode.FULL:
+            return dataclasses.replace(self, processed_logprobs=processed_logprobs)
+        settings = dataclasses.replace(self.settings, controls=None)
+        return dataclasses.replace(self, settings=settings, history=None, log_probs=None)
+
+    def after(self, rounds: "SamplingState | None") -> "SamplingState":
+        """The whole again, after rounds on a part of it; below `SamplingMode.FULL` they change nothing."""
+        if rounds is None or rounds.history is None:
+            return self
+        return dataclasses.replace(rounds, processed_logprobs=False)
+
+    def start(self, slot: jax.Array, settings: SlotSettings | None) -> "SamplingState":
+        """Gives a slot the settings of a request; None is greedy."""
+        return dataclasses.replace(self, settings=self.settings.put(slot, settings, self.vocabulary))
+
+    def read_prompt(self, slot: jax.Array, tokens: jax.Array, valid: jax.Array, first: jax.Array) -> "SamplingState":
+        """Takes in a chunk of a slot's prompt; see `TokenHistory.start`."""
+        if self.history is None:
+            return self
+        return dataclasses.replace(self, history=self.history.start(slot, tokens, valid, first, self.vocabulary))
 
     def of_slot(self, slot: jax.Array) -> "SamplingState":
         """The state of one slot, B = 1, without log-probabilities."""
@@ -164,14 +177,14 @@ class SamplingState:
         Args:
           tokens: int32 `[R, A]`.
           counts: how many of them are emitted, int32 `[R]`.
-          places: where they begin in `DecodeState.tokens`, int32 `[R]`.
+          places: tokens that the host has not read yet, int32 `[R]`: these go behind them.
           slots: whose they are, int32 `[R]`.
           logits: what the target said before each, float32 `[R, A, V]`.
           processed: the same after `process`.
         """
         if self.history is None or self.log_probs is None:
             return self
-        source = processed if self.log_probs.of_processed else jnp.where(jnp.isnan(logits), -jnp.inf, logits)
+        source = processed if self.processed_logprobs else jnp.where(jnp.isnan(logits), -jnp.inf, logits)
         return dataclasses.replace(
             self,
             history=self.history.add(tokens, counts, slots, self.vocabulary),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.decoding.ladder import LadderState
-from eagle_jax.decoding.sampling_state import LogProbs, SamplingState
+from eagle_jax.decoding.sampling_state import SamplingState
 from eagle_jax.models.cache import KVCache
 
 RUNNING, STOPPED, LENGTH = 0, 1, 2
@@ -32,6 +32,40 @@ class DraftState:
         return self.features.shape[1]
 
 
+TAGS = 16
+"""Values of the tag in `Unread.codes`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Unread:
+    """Tokens that were emitted since the last report, W at most, and which rounds they came from."""
+
+    codes: jax.Array
+    """`id * TAGS + tag` of each token, int32 `[B, W]`. The tag is 0, but for the first token of a round it is 1 + the place of
+    the round's shape among the candidates (0 where all rounds have one shape)."""
+    counts: jax.Array
+    """How many there are, int32 `[B]`."""
+
+    @staticmethod
+    def none(slots: int, width: int) -> "Unread":
+        """Before anything is emitted."""
+        return Unread(jnp.zeros((slots, width), jnp.int32), jnp.zeros((slots,), jnp.int32))
+
+    def add(self, tokens: jax.Array, counts: jax.Array, tag: int) -> "Unread":
+        """The first `counts[b]` of tokens int32 `[B, A]`; `tag` is that of the first."""
+        first = jnp.arange(tokens.shape[1]) == 0
+        codes = tokens * TAGS + jnp.where(first, tag, 0)
+        return Unread(write_tokens(self.codes, codes, self.counts, counts), self.counts + counts)
+
+
+def write_tokens(tokens: jax.Array, new: jax.Array, start: jax.Array, counts: jax.Array) -> jax.Array:
+    """Writes the first `counts[b]` of `new [B, A]` at `start[b]` of `tokens [B, S]`; the rest is dropped."""
+    steps = jnp.arange(new.shape[1], dtype=jnp.int32)
+    at = jnp.where(steps < counts[:, None], start[:, None] + steps, tokens.shape[1])
+    return tokens.at[jnp.arange(tokens.shape[0])[:, None], at].set(new, mode="drop")
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
@@ -53,14 +87,16 @@ class DecodeState:
     """Committed rows of the target."""
     draft: DraftState
     """What the drafter keeps."""
+    generations: jax.Array
+    """Which request each slot holds, int32 `[B]`: a number that the host gave with the prompt."""
+    unread: Unread
+    """Emitted tokens that the host has not read yet."""
     rounds: jax.Array
     """Rounds run since the prefill, int32 `[B]`."""
-    accepted_lengths: jax.Array
-    """Tokens emitted by each round, bonus included, after cutting at stop and budget, int32 `[B, S]`, 0 beyond `rounds`."""
     accepted_at_depth: jax.Array
     """Rounds that accepted a draft at depth d + 1, before cutting, int32 `[B, D]` (vLLM's per-position counter)."""
     sampling: SamplingState | None
-    """How tokens are chosen; None in greedy programs."""
+    """How tokens are chosen; within greedy rounds None."""
     accept_limits: jax.Array | None
     """Most drafts that a round of each slot accepts, int32 `[B]`; None in programs that are not shape-invariant."""
     ladder: LadderState | None = None
@@ -75,31 +111,6 @@ class DecodeState:
     def roots(self) -> jax.Array:
         """The pending token of each slot, int32 `[B]`."""
         return jnp.take_along_axis(self.tokens, self.lengths[:, None], axis=1)[:, 0]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """What the host reads after a dispatch: the small arrays of a `DecodeState`, field by field."""
-
-    tokens: jax.Array
-    lengths: jax.Array
-    finish: jax.Array
-    rounds: jax.Array
-    accepted_lengths: jax.Array
-    accepted_at_depth: jax.Array
-    drafted: jax.Array | None
-    """`LadderState.drafted`; None where all rounds draft the same number."""
-    log_probs: LogProbs | None
-
-    @staticmethod
-    def of(state: DecodeState) -> "Report":
-        """Picks the fields out of a state."""
-        other = ("drafted", "log_probs")
-        names = [field.name for field in dataclasses.fields(Report) if field.name not in other]
-        log_probs = None if state.sampling is None else state.sampling.log_probs
-        drafted = None if state.ladder is None else state.ladder.drafted
-        return Report(**{name: getattr(state, name) for name in names}, drafted=drafted, log_probs=log_probs)
 
 
 def cache_capacity(

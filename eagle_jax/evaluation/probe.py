@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from eagle_jax.decoding.engine import Engine
 from eagle_jax.decoding.loop import Plan, Weights, init_state, split
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.engine.programs import Programs
 from eagle_jax.loading import Draft, Target
 
 _MULTIPLE = 64
@@ -46,7 +47,8 @@ def draft_chains(
     size = -(-len(text) // _MULTIPLE) * _MULTIPLE
     tree = TreeConfig.chain(num_speculative_tokens)
     room = size + num_speculative_tokens + 2
-    plan = Engine(target.model, draft.head, tree=tree, slots=1, max_length=room, prefill_chunk=size).plan
+    config = EngineConfig(tree=tree, max_num_seqs=1, max_model_len=room, prefill_chunk=size)
+    plan = Programs(target.model, draft.head, config).plan
     weights = Weights(split(target.model)[1], split(draft.head)[1])
     found = []
     for length in lengths:
@@ -61,6 +63,7 @@ def whole_prompt(plan: Plan, text: Sequence[int]) -> PromptChunk:
     tokens[: len(text)] = text
     return PromptChunk(
         slot=np.int32(0),
+        generation=np.int32(0),
         tokens=tokens,
         start=np.int32(0),
         valid=np.int32(len(text)),
@@ -76,5 +79,6 @@ def whole_prompt(plan: Plan, text: Sequence[int]) -> PromptChunk:
 def _draft(plan: Plan, weights: Weights, chunk: PromptChunk) -> tuple[jax.Array, jax.Array]:
     """Tokens and scores of the tree of the first round."""
     target, drafter = plan.modules(weights)
-    tree, _ = drafter.propose(prefill_chunk(target, drafter, init_state(plan, weights), chunk))
+    state = prefill_chunk(target, drafter, init_state(plan, weights), chunk)
+    tree, _ = drafter.propose(dataclasses.replace(state, sampling=None))  # greedily
     return tree.tokens, tree.scores

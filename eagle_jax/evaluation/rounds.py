@@ -10,14 +10,15 @@ import numpy as np
 
 from eagle_jax.decoding.accept import accept
 from eagle_jax.decoding.commit import commit
-from eagle_jax.decoding.engine import Engine
 from eagle_jax.decoding.loop import Plan, Weights, init_state, split
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
 from eagle_jax.decoding.verify import verify
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.engine.programs import Programs
+from eagle_jax.entrypoints.prompts import PromptReader
 from eagle_jax.evaluation.probe import whole_prompt
-from eagle_jax.front.prompts import PromptReader
 from eagle_jax.loading import Draft, Target
 from eagle_jax.speculative_config import TreeArgument, default_tree, tree_config
 
@@ -89,7 +90,8 @@ def trace_rounds(
     ids = read[0].token_ids
     size = -(-len(ids) // _MULTIPLE) * _MULTIPLE
     room = size + (shape.max_depth + 1) * (rounds + 1)
-    plan = Engine(target.model, draft.head, tree=shape, slots=1, max_length=room, prefill_chunk=size).plan
+    config = EngineConfig(tree=shape, max_num_seqs=1, max_model_len=room, prefill_chunk=size)
+    plan = Programs(target.model, draft.head, config).plan
     weights = Weights(split(target.model)[1], split(draft.head)[1])
     chunk = dataclasses.replace(whole_prompt(plan, ids), stop_ids=_stop_ids(plan, target.config.eos_token_ids))
     state = _begin(plan, weights, chunk)
@@ -109,7 +111,8 @@ def _stop_ids(plan: Plan, ids: Sequence[int]) -> np.ndarray:
 @functools.partial(jax.jit, static_argnames="plan")
 def _begin(plan: Plan, weights: Weights, chunk: PromptChunk) -> DecodeState:
     target, drafter = plan.modules(weights)
-    return prefill_chunk(target, drafter, init_state(plan, weights), chunk)
+    state = prefill_chunk(target, drafter, init_state(plan, weights), chunk)
+    return dataclasses.replace(state, sampling=None)  # greedy rounds
 
 
 @functools.partial(jax.jit, static_argnames="plan")

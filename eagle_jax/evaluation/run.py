@@ -11,15 +11,16 @@ import jax
 import numpy as np
 from flax import nnx
 
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.entrypoints.decoder import Decoder
+from eagle_jax.entrypoints.prompts import Prompt
 from eagle_jax.evaluation.datasets import Dataset, Question
 from eagle_jax.evaluation.errors import EvaluationError
 from eagle_jax.evaluation.rows import Group, LeftOut, Row, Rows, RowsFile
 from eagle_jax.evaluation.settings import Configuration, EvaluationSettings
-from eagle_jax.front.prompts import Prompt
-from eagle_jax.front.rows import RowResult
-from eagle_jax.front.runner import Runner
 from eagle_jax.loading import Draft, Target
 from eagle_jax.metrics import Timing
+from eagle_jax.outputs import RequestOutput
 from eagle_jax.sampling import SamplingParams
 
 GROUPS_OF = 4
@@ -155,17 +156,19 @@ class _Run:
         self._chat = target.tokenizer is not None and target.tokenizer.chat_template is not None
         if settings.turns > 1 and not self._chat:
             raise EvaluationError(f"turns {settings.turns} needs a chat template, which {target.name} does not have")
-        self._runners = {c.name: self._runner(c) for c in configurations}
+        self._decoders = {c.name: self._decoder(c) for c in configurations}
 
-    def _runner(self, configuration: Configuration) -> Runner:
-        return Runner(
+    def _decoder(self, configuration: Configuration) -> Decoder:
+        draft = None if configuration.shape is None else self.draft
+        config = EngineConfig.resolve(
             self.target,
-            None if configuration.shape is None else self.draft,
-            configuration.shape,
+            draft,
+            tree=configuration.shape,
             max_model_len=self.settings.max_model_len,
             max_num_seqs=self.settings.max_num_seqs,
             rule=configuration.rule,
         )
+        return Decoder(self.target, draft, config)
 
     def describe(self) -> dict[str, Any]:
         """The settings that the rows depend on."""
@@ -234,7 +237,7 @@ class _Run:
         index: int,
         requests: Sequence[_Request],
     ) -> tuple[list[Row | LeftOut], Group, dict[str, Prompt]]:
-        runner, name = self._runners[configuration.name], configuration.name
+        decoder, name = self._decoders[configuration.name], configuration.name
         answers = {
             (row.question_id, row.turn): row.text
             for row in known.requests
@@ -243,10 +246,10 @@ class _Run:
         rows: list[Row | LeftOut] = []
         wanted: list[tuple[_Request, Prompt]] = []
         for request in requests:
-            found = self._prompt(runner, request.question, turn, answers)
+            found = self._prompt(decoder, request.question, turn, answers)
             need = None if isinstance(found, str) else len(found.token_ids) + self.settings.output_len
-            if need is not None and need > runner.max_model_len:
-                found = f"prompt and output need {need} tokens, and max_model_len is {runner.max_model_len}"
+            if need is not None and need > decoder.config.max_model_len:
+                found = f"prompt and output need {need} tokens, and max_model_len is {decoder.config.max_model_len}"
             if isinstance(found, str):
                 rows.append(
                     LeftOut(
@@ -264,13 +267,13 @@ class _Run:
         params = [self._params(configuration, request.index) for request, _ in wanted]
         compile_seconds = 0.0
         if self._tokens is None:
-            self._tokens = self._longest(runner)
+            self._tokens = self._longest(decoder)
         if name not in self._warm:
             # What a process does for the first time takes longer, compiled or not.
             few = dataclasses.replace(params[0], max_tokens=min(WARM_UP_TOKENS, self.settings.output_len))
-            compile_seconds = self._decode(runner, [wanted[0][1]], [few])[1].compile_seconds
+            compile_seconds = self._decode(decoder, [wanted[0][1]], [few])[1].compile_seconds
             self._warm.add(name)
-        results, timing = self._decode(runner, [prompt for _, prompt in wanted], params)
+        results, timing = self._decode(decoder, [prompt for _, prompt in wanted], params)
         seconds = timing.prefill_seconds + timing.decode_seconds
         alone = seconds if len(wanted) == 1 else None
         for (request, _), result in zip(wanted, results, strict=True):
@@ -290,19 +293,19 @@ class _Run:
         return rows, group, {request.question.id: prompt for request, prompt in wanted}
 
     def _decode(
-        self, runner: Runner, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
-    ) -> tuple[list[RowResult], Timing]:
+        self, decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    ) -> tuple[list[RequestOutput], Timing]:
         slots = self.settings.max_num_seqs
-        return runner.run(prompts, params, progress=False, least_prompts=slots, least_tokens=self._tokens or 1)
+        return decoder.run(prompts, params, progress=False, least_prompts=slots, least_tokens=self._tokens or 1)
 
     def _prompt(
-        self, runner: Runner, question: Question, turn: int, answers: dict[tuple[str, int], str | None]
+        self, decoder: Decoder, question: Question, turn: int, answers: dict[tuple[str, int], str | None]
     ) -> Prompt | str:
         """The prompt of a turn, or why there is none."""
         if question.prompt is not None:
-            return runner.read([question.prompt])[0]
+            return decoder.read([question.prompt])[0]
         if not self._chat:
-            return runner.read([question.turns[0]])[0]
+            return decoder.read([question.turns[0]])[0]
         messages = []
         for earlier in range(1, turn):
             if (question.id, earlier) not in answers:
@@ -310,22 +313,22 @@ class _Run:
             messages.append({"role": "user", "content": question.turns[earlier - 1]})
             messages.append({"role": "assistant", "content": answers[question.id, earlier] or ""})
         messages.append({"role": "user", "content": question.turns[turn - 1]})
-        return runner.read([messages])[0]
+        return decoder.read([messages])[0]
 
-    def _longest(self, runner: Runner) -> int:
+    def _longest(self, decoder: Decoder) -> int:
         """Room for any request that is not left out: all of them run in the same programs, which are compiled once."""
-        output_len, room = self.settings.output_len, runner.max_model_len
+        output_len, room = self.settings.output_len, decoder.config.max_model_len
         found = []
         for dataset in self.datasets:
             for question in dataset.questions:
                 for turn in range(1, min(self.settings.turns, question.num_turns) + 1):
-                    length = self._length(runner, question, turn) + output_len
+                    length = self._length(decoder, question, turn) + output_len
                     # Of a later turn it is the most that it can be.
                     found += [min(length, room)] if length <= room or turn > 1 else []
         return max(found, default=1)
 
-    def _length(self, runner: Runner, question: Question, turn: int) -> int:
-        first = self._prompt(runner, question, 1, {})
+    def _length(self, decoder: Decoder, question: Question, turn: int) -> int:
+        first = self._prompt(decoder, question, 1, {})
         assert isinstance(first, Prompt)
         later = sum(len(self._words(text)) + MARKUP_TOKENS for text in question.turns[1:turn])
         return len(first.token_ids) + later + (turn - 1) * self.settings.output_len
@@ -352,9 +355,10 @@ def _row(
     question: Question,
     turn: int,
     group: int,
-    result: RowResult,
+    result: RequestOutput,
     seconds: float | None,
 ) -> Row:
+    completion = result.outputs[0]
     return Row(
         configuration=configuration.name,
         dataset=dataset.name,
@@ -362,15 +366,15 @@ def _row(
         category=question.category,
         turn=turn,
         group=group,
-        prompt_tokens=len(result.prompt.token_ids),
-        token_ids=result.token_ids,
-        text=result.text,
-        finish_reason=result.finish_reason,
+        prompt_tokens=len(result.prompt_token_ids),
+        token_ids=completion.token_ids,
+        text=completion.text,
+        finish_reason=completion.finish_reason or "abort",
         accepted_lengths=result.metrics.accepted_lengths,
         accepted_at_depth=result.metrics.accepted_at_depth,
         drafted=result.metrics.drafted,
         plain_rounds=result.metrics.plain_rounds,
-        seed=result.seed,
+        seed=completion.seed,
         seconds=seconds,
     )
 

@@ -13,16 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.decoding.compiler import compile_for_device
-from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.loop import Plan, Weights, init_state
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.engine.calibration import at_length, measure_rungs, run_rounds, rung_name
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.engine.core import EngineCore
+from eagle_jax.engine.request import Request
 from eagle_jax.measurement import loops
 from eagle_jax.measurement.floor import Floor
-from eagle_jax.measurement.rungs import measure_rungs, rung_name
 from eagle_jax.models import DraftHead, Llama
 from eagle_jax.models.cache import KVRows
+from eagle_jax.sampling.params import SamplingMode
 
+GREEDY = SamplingMode.GREEDY
 COPIED_BYTES = 2**30
 COPIED_BYTES_CPU = 2**28
 """Size of the array whose copying is the measure of bandwidth: far beyond every cache."""
@@ -94,20 +98,19 @@ class _Bench:
         self.floor = Floor.of(target, head, slots=settings.batch, length=settings.context)
         self.measured: dict[str, loops.Measured] = {}
 
-    def engine(self, speculative: bool) -> Engine:
-        return Engine(
-            self.target,
-            self.head if speculative else None,
+    def engine(self, speculative: bool) -> EngineCore:
+        config = EngineConfig(
             tree=self.tree if speculative else None,
-            slots=self.settings.batch,
-            max_length=self.max_length,
+            max_num_seqs=self.settings.batch,
+            max_model_len=self.max_length,
             prefill_chunk=64 if self.device.platform == "cpu" else 256,
         )
+        return EngineCore(self.target, self.head if speculative else None, config)
 
     def state(self, plan: Plan, weights: Weights) -> Any:
         state = init_state(plan, weights)
         placement = jax.tree.map(lambda x: x.sharding, state)
-        return jax.device_put(loops.at_length(state, self.settings.context, self.max_length), placement)
+        return jax.device_put(at_length(state, self.settings.context, self.max_length), placement)
 
     def bandwidth(self) -> float:
         """Bytes a second that copying moves, what is read and what is written together."""
@@ -122,18 +125,14 @@ class _Bench:
 
         return 2 * size / (loops.measure(run, runs=self.settings.runs).ms / 1e3)
 
-    def rounds(self, name: str, engine: Engine) -> None:
+    def rounds(self, name: str, engine: EngineCore) -> None:
         """Times `decode`, the program that generates."""
-        plan, weights, active = engine.plan, engine.weights, np.ones((self.settings.batch,), bool)
-        depth = 0 if plan.tree is None else plan.tree.max_depth
-        most = ROOM // (depth + 1)  # however many drafts are accepted
+        programs = engine.programs
+        most = ROOM // (programs.plan.max_depth + 1)  # however many drafts are accepted
 
         def run(steps: int) -> tuple[float, int]:
-            state = self.state(plan, weights)
-            seconds, (_, report) = loops.timed(
-                engine.programs.decode, weights, state, active, np.int32(min(steps, most)), np.bool_(False)
-            )
-            return seconds, int(report.rounds.max())
+            state = self.state(programs.plan, programs.weights)
+            return run_rounds(programs, GREEDY, state, min(steps, most))
 
         self._measure(name, run)
 
@@ -144,20 +143,20 @@ class _Bench:
         self.measured[name] = loops.measure(run, runs=self.settings.runs, steps=self.settings.steps)
         self.say(f"{name}: {self.measured[name].ms:.3f} ms")
 
-    def rungs(self, ladder: Ladder, engine: Engine) -> list[Part]:
+    def rungs(self, ladder: Ladder, engine: EngineCore) -> list[Part]:
         """Times a round of every rung. Plain rounds also keep features, which they would not elsewhere."""
-        engine.costs = measure_rungs(engine, self.settings.context)
+        engine.programs.costs[GREEDY] = costs = measure_rungs(engine.programs, GREEDY, self.settings.context)
         parts = []
-        for rung, ms in zip(ladder.rungs, engine.costs, strict=True):
+        for rung, ms in zip(ladder.rungs, costs, strict=True):
             passes = 0 if rung is None else draft_steps(rung) * self.floor.draft_step + self.floor.extend
             parts.append(Part(name=rung_name(rung), ms=ms, how=RUNG, bytes=self.floor.target + passes))
             self.say(f"rung {parts[-1].name}: {ms:.3f} ms")
         return parts
 
-    def parts(self, engine: Engine) -> None:
+    def parts(self, engine: EngineCore) -> None:
         """Times the parts of a round, each in a loop of its own."""
         assert isinstance(self.tree, TreeConfig | StaticTree)
-        plan, weights, slots = engine.plan, engine.weights, self.settings.batch
+        plan, weights, slots = engine.programs.plan, engine.programs.weights, self.settings.batch
         tree = loops.some_tree(self.tree, slots)
         config, nodes = self.target.config, self.tree.total_tokens
         shape = (slots, config.num_key_value_heads, nodes, config.head_dim)
@@ -170,7 +169,7 @@ class _Bench:
             "verify": (functools.partial(loops.verify_loop, plan), (tree,)),
             "accept and commit": (functools.partial(loops.commit_loop, plan), (tree, rows)),
         }
-        state = self.state(plan, weights)
+        state = dataclasses.replace(self.state(plan, weights), sampling=None)  # parts of greedy rounds
         shapes = jax.eval_shape(lambda x: x, state)
         with concurrent.futures.ThreadPoolExecutor(len(loop)) as pool:
             lowered = {
@@ -200,24 +199,25 @@ class _Bench:
         program = self._compile(jax.jit(function), scores, np.int32(1))
         self._measure("tree building", lambda steps: (loops.timed(program, scores, np.int32(steps))[0], steps))
 
-    def compile_time(self, engine: Engine) -> dict[str, Any]:
+    def compile_time(self, engine: EngineCore) -> dict[str, Any]:
         """Seconds that the programs of an engine take, and when they are in the persistent cache."""
-        seconds = engine.compile()
+        seconds = engine.programs.compile(GREEDY)
         cached = None
         if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
             jax.clear_caches()
             start = time.perf_counter()
-            engine.compile_programs()
+            for kind, mode in (("init", None), ("prefill", GREEDY), ("decode", GREEDY)):
+                engine.programs.compile_program(kind, mode)
             cached = time.perf_counter() - start
         return {"programs": 3, "seconds": seconds, "seconds_from_cache": cached}
 
-    def first_token_ms(self, engine: Engine) -> float:
+    def first_token_ms(self, engine: EngineCore) -> float:
         """From a prompt as long as the context to its first token, programs compiled."""
         prompt = np.random.default_rng(0).integers(0, self.target.config.vocab_size, self.settings.context).tolist()
         times = []
         for _ in range(self.settings.runs + 1):
             start = time.perf_counter()
-            for _ in engine.serve([Request(prompt=prompt, max_new_tokens=1)]):
+            for _ in engine.run([Request(request_id="prompt", prompt_token_ids=prompt, max_new_tokens=1)]):
                 times.append(time.perf_counter() - start)
         return float(np.median(times[1:])) * 1e3
 

@@ -4,7 +4,6 @@ Every repetition depends on the one before, in ways that the compiler cannot see
 """
 
 import dataclasses
-import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -19,29 +18,15 @@ from eagle_jax.decoding.commit import commit
 from eagle_jax.decoding.dynamic_tree import keep_best
 from eagle_jax.decoding.eagle_drafter import EagleDrafter
 from eagle_jax.decoding.loop import Plan, Weights
-from eagle_jax.decoding.state import RUNNING, DecodeState
+from eagle_jax.decoding.state import DecodeState
 from eagle_jax.decoding.tree import ROOT_PARENT, DraftTree, StaticTree, TreeConfig, ancestor_mask
 from eagle_jax.decoding.verify import TargetOutput, verify
+from eagle_jax.engine.calibration import step_seconds
 from eagle_jax.models.cache import KVRows
 
 LEAST_SECONDS = 0.2
 """A measured loop takes at least so long where its steps may be chosen."""
 MOST_STEPS = 4096
-
-
-@functools.partial(jax.jit, static_argnames="max_length", donate_argnames="state")
-def at_length(state: DecodeState, length: jax.Array | int, max_length: int) -> DecodeState:
-    """A state whose slots all hold `length` committed rows of zeros and run on up to `max_length` tokens."""
-    lengths = jnp.full_like(state.lengths, length)
-    return dataclasses.replace(
-        state,
-        lengths=lengths,
-        prompt_lengths=lengths,
-        limits=jnp.full_like(lengths, max_length),
-        finish=jnp.full_like(lengths, RUNNING),
-        rounds=jnp.zeros_like(lengths),
-        draft=dataclasses.replace(state.draft, lengths=jnp.maximum(lengths - 1, 0)),
-    )
 
 
 def some_tree(tree: TreeConfig | StaticTree, slots: int) -> DraftTree:
@@ -111,7 +96,7 @@ def commit_loop(
         output = TargetOutput(choices, features, rows, ancestors)
         new = commit(state, state.draft, output, accept(tree, output, drafter.max_depth))
         choices = jnp.broadcast_to(new.lengths[:, None] % 2, choices.shape)
-        kept = {name: getattr(start, name) for name in ("lengths", "finish", "rounds")}
+        kept = {name: getattr(start, name) for name in ("lengths", "finish", "unread")}
         return dataclasses.replace(new, **kept), choices
 
     return jax.lax.fori_loop(0, steps, step, (state, tree.tokens))[0]
@@ -165,16 +150,6 @@ def measure(run: Callable[[int], tuple[float, int]], *, runs: int, steps: int | 
         times.append(step_seconds(long, short) * 1e3)
         dispatches.append(short[0] * 1e3 - short[1] * times[-1])
     return Measured(statistics.median(times), times, long[1] - short[1], statistics.median(dispatches))
-
-
-def step_seconds(long: tuple[float, int], short: tuple[float, int]) -> float:
-    """Seconds of a step by two runs, of each the seconds and the steps.
-
-    It is what the longer one takes more; where that is nothing, because steps are much shorter than the noise of a dispatch, the
-    dispatch is counted.
-    """
-    seconds, steps = long[0] - short[0], long[1] - short[1]
-    return seconds / steps if seconds > 0 and steps > 0 else long[0] / long[1]
 
 
 def timed(program: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:

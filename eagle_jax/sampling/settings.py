@@ -45,7 +45,7 @@ class SlotSettings:
     min_p: Any
     """Float32 `[B]`."""
     controls: Controls | None
-    """Only with `SamplingMode.FULL`."""
+    """None in rounds below `SamplingMode.FULL`."""
 
     @staticmethod
     def of(params: SamplingParams, seed: int, vocab_size: int, mode: SamplingMode) -> "SlotSettings | None":
@@ -83,13 +83,18 @@ class SlotSettings:
         )
 
     @staticmethod
-    def empty(slots: int, vocabulary: Vocabulary, mode: SamplingMode) -> "SlotSettings | None":
-        """Greedy settings for every slot, for a state without requests."""
-        one = SlotSettings.of(SamplingParams(), 0, vocabulary.size, mode)
-        if one is not None and one.controls is not None:
-            one = dataclasses.replace(
-                one, controls=dataclasses.replace(one.controls, bias=np.zeros((vocabulary.width,), np.float32))
-            )
+    def neutral(vocabulary: Vocabulary) -> "SlotSettings":
+        """The settings of a greedy request that asks for nothing else, with this device's columns of the vocabulary."""
+        one = SlotSettings.of(SamplingParams(), 0, vocabulary.size, SamplingMode.FULL)
+        assert one is not None
+        assert one.controls is not None
+        bias = np.zeros((vocabulary.width,), np.float32)
+        return dataclasses.replace(one, controls=dataclasses.replace(one.controls, bias=bias))
+
+    @staticmethod
+    def empty(slots: int, vocabulary: Vocabulary) -> "SlotSettings":
+        """Neutral settings for every slot, for a state without requests."""
+        one = SlotSettings.neutral(vocabulary)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (slots, *np.shape(x))), one)
 
     def own_columns(self, vocabulary: Vocabulary) -> "SlotSettings":
@@ -99,8 +104,11 @@ class SlotSettings:
         bias = vocabulary.own(jnp.asarray(self.controls.bias))
         return dataclasses.replace(self, controls=dataclasses.replace(self.controls, bias=bias))
 
-    def put(self, slot: jax.Array, one: "SlotSettings") -> "SlotSettings":
-        """Gives one slot (int32 scalar) the settings of a request."""
+    def put(self, slot: jax.Array, one: "SlotSettings | None", vocabulary: Vocabulary) -> "SlotSettings":
+        """Gives one slot (int32 scalar) the settings of a request; what a lower mode leaves out becomes neutral."""
+        neutral = SlotSettings.neutral(vocabulary)
+        one = neutral if one is None else one.own_columns(vocabulary)
+        one = dataclasses.replace(one, controls=one.controls or neutral.controls)
         return jax.tree.map(lambda x, new: x.at[slot].set(new), self, one)
 
     def batch_of_one(self) -> "SlotSettings":

@@ -3,16 +3,16 @@
 import dataclasses
 import functools
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
 from support import golden
-from support.drive import serve
+from support.drive import Completion, completed, make_engine, make_request, serve, steps
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.engine import Completion, Engine, Request
 from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.engine.core import EngineCore
+from eagle_jax.engine.request import Request
 
 VOCABULARY, MAX_LENGTH, CHUNK = 6, 64, 8
 TINY = llama_config(vocab_size=VOCABULARY)
@@ -23,22 +23,22 @@ Output = list[int]
 
 
 @functools.cache
-def tiny_engine(max_length: int = MAX_LENGTH, speculative: bool = True, chunk: int = CHUNK) -> Engine:
+def tiny_engine(max_length: int = MAX_LENGTH, speculative: bool = True, chunk: int = CHUNK) -> EngineCore:
     """A random target whose random head is right about every other time."""
     target, head = random_llama(TINY, SEED), random_head(draft_config(TINY), SEED + 1)
     if not speculative:
-        return Engine(target, None, tree=None, slots=3, max_length=max_length, prefill_chunk=CHUNK)
-    return Engine(target, head, tree=TREE, slots=3, max_length=max_length, prefill_chunk=chunk)
+        return make_engine(target, None, tree=None, slots=3, max_length=max_length, prefill_chunk=CHUNK)
+    return make_engine(target, head, tree=TREE, slots=3, max_length=max_length, prefill_chunk=chunk)
 
 
 @functools.cache
-def golden_engine(speculative: bool = True) -> Engine:
+def golden_engine(speculative: bool = True) -> EngineCore:
     """A trained head that drafts chains of five, of which it gets all numbers right."""
     target = golden.target("target_A").model
     if not speculative:
-        return Engine(target, None, tree=None, slots=3, max_length=120, prefill_chunk=16)
+        return make_engine(target, None, tree=None, slots=3, max_length=120, prefill_chunk=16)
     head = golden.draft("head_A_e3", "target_A").head
-    return Engine(target, head, tree=TreeConfig.chain(5), slots=3, max_length=120, prefill_chunk=16)
+    return make_engine(target, head, tree=TreeConfig.chain(5), slots=3, max_length=120, prefill_chunk=16)
 
 
 ENGINES = {"tree": tiny_engine, "chain": golden_engine}
@@ -55,7 +55,7 @@ def prompts(engine: str) -> tuple[tuple[int, ...], ...]:
 @functools.cache
 def free_runs(engine: str) -> tuple[tuple[tuple[int, ...], Completion], ...]:
     """Prompts with what they become without stop ids; the tokens come from plain decoding, the rounds from the drafts."""
-    requests = [Request(prompt=p, max_new_tokens=40) for p in prompts(engine)]
+    requests = [make_request(prompt=p, max_new_tokens=40) for p in prompts(engine)]
     tokens = [c.token_ids for c in serve(ENGINES[engine](speculative=False), requests)]
     completions = serve(ENGINES[engine](), requests)
     assert [c.token_ids for c in completions] == tokens
@@ -87,7 +87,7 @@ def test_stop_ids_at_every_place_of_a_round(engine: str, depth: int) -> None:
         tokens = completion.token_ids
         for stop in dict.fromkeys(tokens):
             places[place_in_round(completion, tokens.index(stop))] += 1
-            requests.append(Request(prompt=prompt, max_new_tokens=40, stop_ids=[stop]))
+            requests.append(make_request(prompt=prompt, max_new_tokens=40, stop_ids=[stop]))
             wanted.append(cut(tokens, {stop}))
     for request, got, tokens in zip(requests, serve(ENGINES[engine](), requests), wanted, strict=True):
         assert got.token_ids == tokens
@@ -110,7 +110,7 @@ def test_several_stop_ids_end_at_the_earliest(engine: str) -> None:
         for _ in range(3):
             stops = rng.permutation(choices)[:3].tolist()
             absent = [] if engine == "tree" else [511, 510]
-            requests.append(Request(prompt=prompt, max_new_tokens=40, stop_ids=[*absent, *stops]))
+            requests.append(make_request(prompt=prompt, max_new_tokens=40, stop_ids=[*absent, *stops]))
             wanted.append(cut(completion.token_ids, set(stops)))
     assert [c.token_ids for c in serve(ENGINES[engine](), requests)] == wanted
 
@@ -118,7 +118,7 @@ def test_several_stop_ids_end_at_the_earliest(engine: str) -> None:
 def test_id_zero_can_be_a_stop_id_and_its_absence_is_no_stop() -> None:
     runs = [(p, c) for p, c in free_runs("tree") if 0 in c.token_ids[1:-1]]
     assert len(runs) > 2
-    requests = [Request(prompt=p, max_new_tokens=40, stop_ids=[0]) for p, _ in runs]
+    requests = [make_request(prompt=p, max_new_tokens=40, stop_ids=[0]) for p, _ in runs]
     for (_, free), got in zip(runs, serve(tiny_engine(), requests), strict=True):
         assert got.token_ids == cut(free.token_ids, {0})
         assert got.stopped
@@ -130,7 +130,7 @@ def test_stop_ids_in_the_prompt_do_not_stop() -> None:
     for prompt, completion in free_runs("tree"):
         stop = next((t for t in prompt if t != completion.token_ids[0]), None)
         if stop is not None:
-            requests.append(Request(prompt=prompt, max_new_tokens=40, stop_ids=[stop]))
+            requests.append(make_request(prompt=prompt, max_new_tokens=40, stop_ids=[stop]))
             wanted.append(cut(completion.token_ids, {stop}))
     assert len(requests) > 3
     assert [c.token_ids for c in serve(tiny_engine(), requests)] == wanted
@@ -139,7 +139,7 @@ def test_stop_ids_in_the_prompt_do_not_stop() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_budgets_are_met_exactly(engine: str) -> None:
     runs = free_runs(engine)
-    requests = [Request(prompt=p, max_new_tokens=n) for n in range(1, 21) for p, _ in runs]
+    requests = [make_request(prompt=p, max_new_tokens=n) for n in range(1, 21) for p, _ in runs]
     wanted = [c.token_ids[:n] for n in range(1, 21) for _, c in runs]
     completions = serve(ENGINES[engine](), requests)
     assert [c.token_ids for c in completions] == wanted
@@ -152,8 +152,8 @@ def test_a_stop_at_the_last_token_of_the_budget_is_a_stop() -> None:
     for prompt, completion in free_runs("tree"):
         for index, token in enumerate(completion.token_ids):
             if completion.token_ids.index(token) == index:
-                requests.append(Request(prompt=prompt, max_new_tokens=index + 1, stop_ids=[token]))
-                requests.append(Request(prompt=prompt, max_new_tokens=max(index, 1), stop_ids=[token]))
+                requests.append(make_request(prompt=prompt, max_new_tokens=index + 1, stop_ids=[token]))
+                requests.append(make_request(prompt=prompt, max_new_tokens=max(index, 1), stop_ids=[token]))
     for request, completion in zip(requests, serve(tiny_engine(), requests), strict=True):
         assert completion.stopped == (completion.token_ids[-1] in request.stop_ids)
         assert len(completion.token_ids) <= request.max_new_tokens
@@ -164,11 +164,11 @@ def test_the_last_slots_of_the_context_and_of_the_cache() -> None:
     """Prompts up to one token short of the context, and trees that stick out of what is left."""
     rng = np.random.default_rng(1)
     small, large = tiny_engine(), tiny_engine(8 * MAX_LENGTH)
-    assert large.plan.capacity > small.plan.capacity
+    assert large.programs.plan.capacity > small.programs.plan.capacity
     for lengths in (range(MAX_LENGTH - 12, MAX_LENGTH), (1, 30, MAX_LENGTH - 1, 56, 57, 63)):
         asked = [rng.integers(0, VOCABULARY, n).tolist() for n in lengths]
-        cramped = serve(small, [Request(prompt=p, max_new_tokens=100) for p in asked])
-        roomy = serve(large, [Request(prompt=p, max_new_tokens=MAX_LENGTH - len(p)) for p in asked])
+        cramped = serve(small, [make_request(prompt=p, max_new_tokens=100) for p in asked])
+        roomy = serve(large, [make_request(prompt=p, max_new_tokens=MAX_LENGTH - len(p)) for p in asked])
         assert [len(p) + len(c.token_ids) for p, c in zip(asked, cramped, strict=True)] == [MAX_LENGTH] * len(asked)
         for a, b in zip(cramped, roomy, strict=True):
             assert (a.token_ids, a.accepted_lengths, a.stopped) == (b.token_ids, b.accepted_lengths, False)
@@ -176,15 +176,15 @@ def test_the_last_slots_of_the_context_and_of_the_cache() -> None:
 
 def test_a_cache_without_a_row_to_spare() -> None:
     """Capacity is rounded up; here it is exactly what the longest sequence and a whole path need."""
-    exact = tiny_engine().plan.capacity - (TREE.max_depth + 1) - 1
+    exact = tiny_engine().programs.plan.capacity - (TREE.max_depth + 1) - 1
     # Whole chunks of 5 end at the same row: nothing but the path decides.
     engine, large = tiny_engine(exact, chunk=5), tiny_engine(8 * MAX_LENGTH)
-    assert engine.plan.capacity == tiny_engine().plan.capacity
-    assert dataclasses.replace(engine.plan, max_length=exact + 1).capacity > engine.plan.capacity
+    assert engine.programs.plan.capacity == tiny_engine().programs.plan.capacity
+    assert dataclasses.replace(engine.programs.plan, max_length=exact + 1).capacity > engine.programs.plan.capacity
     rng = np.random.default_rng(2)
     asked = [rng.integers(0, VOCABULARY, n).tolist() for n in (exact - 1, exact - 2, exact - 7, 3, exact - 30)]
-    tight = serve(engine, [Request(prompt=p, max_new_tokens=999) for p in asked])
-    roomy = serve(large, [Request(prompt=p, max_new_tokens=exact - len(p)) for p in asked])
+    tight = serve(engine, [make_request(prompt=p, max_new_tokens=999) for p in asked])
+    roomy = serve(large, [make_request(prompt=p, max_new_tokens=exact - len(p)) for p in asked])
     assert [c.token_ids for c in tight] == [c.token_ids for c in roomy]
     assert [c.accepted_lengths for c in tight] == [c.accepted_lengths for c in roomy]
 
@@ -197,7 +197,7 @@ def test_slots_change_hands(rounds: int | None) -> None:
     for _ in range(17):
         stops = [0] if rng.random() < 0.4 else []
         prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 40))).tolist()
-        requests.append(Request(prompt=prompt, max_new_tokens=int(rng.integers(1, 40)), stop_ids=stops))
+        requests.append(make_request(prompt=prompt, max_new_tokens=int(rng.integers(1, 40)), stop_ids=stops))
     together = serve(tiny_engine(), requests, rounds_per_dispatch=rounds)
     engine = tiny_engine(speculative=False)
     for request, got in zip(requests, together, strict=True):
@@ -210,40 +210,44 @@ def test_slots_change_hands(rounds: int | None) -> None:
 
 
 def test_dispatches_bring_what_their_rounds_emitted() -> None:
-    requests = [Request(prompt=p, max_new_tokens=30) for p in prompts("tree")[:3]]
+    requests = [make_request(prompt=p, max_new_tokens=30) for p in prompts("tree")[:3]]
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     completions = {}
-    for updates in tiny_engine().serve(requests, rounds_per_dispatch=1):
-        for update in updates:
-            seen[update.index].append(len(update.token_ids))
-            if update.completion:
-                completions[update.index] = update.completion
+    for deltas in steps(tiny_engine(), requests, rounds_per_dispatch=1):
+        for delta in deltas:
+            seen[delta.index].append(len(delta.token_ids))
+            if delta.output:
+                completions[delta.index] = delta.output.metrics
     for index, pieces in seen.items():
-        lengths = completions[index].accepted_lengths
-        # The first dispatch brings the token of the prefill and its own round.
-        assert pieces == [1 + lengths[0], *lengths[1:]]
+        assert pieces == [1, *completions[index].accepted_lengths]
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_abort(rounds: int) -> None:
     runs = free_runs("tree")
-    requests = [Request(prompt=p, max_new_tokens=40) for p, _ in runs]
+    requests = [make_request(prompt=p, max_new_tokens=40, rounds_per_dispatch=rounds) for p, _ in runs]
     engine = tiny_engine()
-    completions: dict[int, Completion] = {}
-    for number, updates in enumerate(engine.serve(requests, rounds_per_dispatch=rounds)):
-        if number == 1:
-            engine.abort(1)
-            engine.abort(5)  # not begun yet
-        completions.update({u.index: u.completion for u in updates if u.completion})
-    assert set(completions) == set(range(len(requests)))
+    for index, request in enumerate(requests):
+        engine.add_request(dataclasses.replace(request, index=index))
+    outputs = {}
+    number = 0
+    while engine.has_unfinished_requests:
+        number += 1
+        if number == 4:
+            engine.abort(requests[1].request_id)
+            engine.abort(requests[5].request_id)  # not begun yet
+            engine.abort("never heard of")
+        outputs.update({delta.index: delta.output for delta in engine.step() if delta.output})
+    assert set(outputs) == set(range(len(requests)))
     for index, (_, free) in enumerate(runs):
-        got = completions[index]
+        [got] = outputs[index].outputs
         if index in (1, 5):
-            assert 0 < len(got.token_ids) < len(free.token_ids)
+            assert len(got.token_ids) < len(free.token_ids)
+            assert (index == 5) == (not got.token_ids)
             assert got.token_ids == free.token_ids[: len(got.token_ids)]
-            assert not got.stopped
+            assert got.finish_reason == "abort"
         else:
-            assert got == free
+            assert completed(engine, outputs[index]) == free
     # Nothing of an abort stays behind.
     assert serve(engine, requests) == [c for _, c in runs]
 
@@ -253,52 +257,47 @@ def test_an_aborted_request_is_not_decoded_further(monkeypatch: pytest.MonkeyPat
     prompt, _ = free_runs("tree")[0]
     engine = tiny_engine()
     dispatches = []
-    programs = engine.compile_programs()
-
-    def decode(*arguments: Any) -> Any:
-        dispatches.append(arguments[2].copy())
-        return programs.decode(*arguments)
-
-    monkeypatch.setattr(engine, "_programs", dataclasses.replace(programs, decode=decode))
-    stream = engine.serve([Request(prompt=prompt, max_new_tokens=40)], rounds_per_dispatch=1)
-    next(stream)
-    assert len(dispatches) == 2
-    engine.abort(0)
-    (last,) = list(stream)
-    assert last[0].completion is not None
-    assert len(dispatches) == 2
-
-
-def test_limits_of_a_dispatch_exclude_each_other() -> None:
-    prompt, _ = free_runs("tree")[0]
-    with pytest.raises(ValueError, match="rounds_per_dispatch or seconds_per_dispatch, not both"):
-        tiny_engine().serve([Request(prompt=prompt, max_new_tokens=4)], rounds_per_dispatch=1, seconds_per_dispatch=0.1)
+    decode = engine.programs.decode
+    monkeypatch.setattr(
+        engine.programs, "decode", lambda *a, **options: (dispatches.append(1), decode(*a, **options))[1]
+    )
+    request = make_request(prompt=prompt, max_new_tokens=40, rounds_per_dispatch=1)
+    engine.add_request(request)
+    while not engine.step():
+        pass
+    before = len(dispatches)
+    engine.abort(request.request_id)
+    [last] = engine.step()
+    assert last.output is not None
+    assert not engine.has_unfinished_requests
+    assert len(dispatches) == before
 
 
-def test_an_iterator_that_is_closed_early_leaves_a_usable_engine() -> None:
+def test_requests_that_are_forgotten_leave_a_usable_engine() -> None:
     runs = free_runs("tree")
-    requests = [Request(prompt=p, max_new_tokens=40) for p, _ in runs]
+    requests = [make_request(prompt=p, max_new_tokens=40, rounds_per_dispatch=1) for p, _ in runs]
     engine = tiny_engine()
-    stream = engine.serve(requests, rounds_per_dispatch=1)
-    next(stream)
-    with pytest.raises(RuntimeError, match="still serving"):
-        next(engine.serve(requests))
-    stream.close()
+    for request in requests:
+        engine.add_request(request)
+    for _ in range(3):
+        engine.step()
+    engine.reset()
+    assert not engine.has_unfinished_requests
     assert serve(engine, requests) == [c for _, c in runs]
 
 
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(prompt=[], max_new_tokens=1), "prompt 0 is empty"),
-        (Request(prompt=[1] * MAX_LENGTH, max_new_tokens=1), f"prompt 0 has {MAX_LENGTH} tokens"),
-        (Request(prompt=[1], max_new_tokens=0), "max_new_tokens of prompt 0 must be at least 1"),
-        (Request(prompt=[1], max_new_tokens=1, stop_ids=range(9)), "9 stop ids; at most 8"),
+        (make_request(prompt=[], max_new_tokens=1), "prompt 0 is empty"),
+        (make_request(prompt=[1] * MAX_LENGTH, max_new_tokens=1), f"prompt 0 has {MAX_LENGTH} tokens"),
+        (make_request(prompt=[1], max_new_tokens=-1), "max_new_tokens of prompt 0 must be at least 0"),
+        (make_request(prompt=[1], max_new_tokens=1, stop_ids=range(9)), "9 stop ids; at most 8"),
     ],
 )
 def test_requests_that_do_not_fit_are_refused_before_anything_runs(request_: Request, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tiny_engine().serve([request_])
+        tiny_engine().add_request(request_)
 
 
 @pytest.mark.parametrize(

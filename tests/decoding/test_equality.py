@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import golden
-from support.drive import serve
+from support.drive import Completion, make_engine, make_request, serve
 from support.float64_models import Float64Llama
 from support.near_ties import NearTies
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.engine import Completion, Engine, Request
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.models import DraftConfig, Eagle3Head, Llama, LlamaConfig
 
 MAX_LENGTH, CHUNK = 64, 8
@@ -93,11 +93,11 @@ def target_and_head(seed: int, shape: Shape = SHAPES[0]) -> tuple[Llama, Eagle3H
 
 
 def plain(target: Llama, requests: list[Request]) -> list[Completion]:
-    return serve(Engine(target, None, tree=None, slots=8, max_length=MAX_LENGTH, prefill_chunk=CHUNK), requests)
+    return serve(make_engine(target, None, tree=None, slots=8, max_length=MAX_LENGTH, prefill_chunk=CHUNK), requests)
 
 
 def speculative(target: Llama, head: Eagle3Head, shape: Shape, requests: list[Request]) -> list[Completion]:
-    engine = Engine(target, head, tree=shape.tree, slots=shape.slots, max_length=MAX_LENGTH, prefill_chunk=CHUNK)
+    engine = make_engine(target, head, tree=shape.tree, slots=shape.slots, max_length=MAX_LENGTH, prefill_chunk=CHUNK)
     return serve(engine, requests)
 
 
@@ -119,14 +119,16 @@ class Campaign:
                 rng.integers(0, self.shape.vocabulary, int(rng.integers(0, 2))).tolist() if rng.random() < 0.3 else []
             )
             budget = int(rng.integers(1, 45))  # some reach past the context
-            requests.append(Request(prompt=prompt, max_new_tokens=budget, stop_ids=stops))
+            requests.append(make_request(prompt=prompt, max_new_tokens=budget, stop_ids=stops))
         wanted = plain(target, requests)
         got = speculative(target, head, self.shape, requests)
         reference = functools.cache(lambda: Float64Llama(target))
         for request, a, b in zip(requests, got, wanted, strict=True):
-            same = self.ties.compare(a.token_ids, b.token_ids, request.prompt, lambda t: reference()(t)[0][-1])
+            same = self.ties.compare(
+                a.token_ids, b.token_ids, request.prompt_token_ids, lambda t: reference()(t)[0][-1]
+            )
             assert not same or a.stopped == b.stopped
-            room = min(request.max_new_tokens, MAX_LENGTH - len(request.prompt))
+            room = min(request.max_new_tokens, MAX_LENGTH - len(request.prompt_token_ids))
             assert len(a.token_ids) == room or (a.stopped and a.token_ids[-1] in request.stop_ids)
             assert not set(a.token_ids[:-1]) & set(request.stop_ids)
             self.lengths.update(a.accepted_lengths)
@@ -189,7 +191,7 @@ def test_exactly_equal_logits_go_to_the_lowest_id() -> None:
         weight = np.array(module.weight[...])
         weight[3] = weight[1]
         module.weight.set_value(jnp.asarray(weight))
-    requests = [Request(prompt=[i, 1, 3], max_new_tokens=40) for i in range(6)]
+    requests = [make_request(prompt=[i, 1, 3], max_new_tokens=40) for i in range(6)]
     wanted = plain(target, requests)
     got = speculative(target, head, SHAPES[2], requests)
     assert [c.token_ids for c in got] == [c.token_ids for c in wanted]
@@ -204,13 +206,13 @@ def test_golden_target_says_what_its_float64_definition_says() -> None:
     reference = Float64Llama(target)
     ties = NearTies(lambda tokens: reference(tokens)[0][-1])
     rng = np.random.default_rng(0)
-    requests = [Request(prompt=rng.integers(3, 512, n).tolist(), max_new_tokens=40) for n in (1, 2, 17, 30)]
+    requests = [make_request(prompt=rng.integers(3, 512, n).tolist(), max_new_tokens=40) for n in (1, 2, 17, 30)]
     for request, completion in zip(
         requests,
-        serve(Engine(target, None, tree=None, slots=3, max_length=128, prefill_chunk=16), requests),
+        serve(make_engine(target, None, tree=None, slots=3, max_length=128, prefill_chunk=16), requests),
         strict=True,
     ):
-        tokens = [*request.prompt, *completion.token_ids]
-        choices = reference(tokens)[0].argmax(-1)[len(request.prompt) - 1 : -1].tolist()
-        ties.compare(completion.token_ids, choices, request.prompt)
+        tokens = [*request.prompt_token_ids, *completion.token_ids]
+        choices = reference(tokens)[0].argmax(-1)[len(request.prompt_token_ids) - 1 : -1].tolist()
+        ties.compare(completion.token_ids, choices, request.prompt_token_ids)
     ties.check()

@@ -6,20 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.drive import make_plan, prefill_slots
+from support.drive import make_plan, prefill_slots, run_to_end
 from support.float64_models import Float64Llama
 from support.near_ties import NearTies
 from support.oracle import OraclePlan, Script
 from support.tiny import llama_config, random_llama
 
-from eagle_jax.decoding.loop import Weights, decode
+from eagle_jax.decoding.loop import Weights
 from eagle_jax.decoding.state import LENGTH
 
 SLOTS, DEPTH, NEW, MAX_LENGTH, CHUNK = 5, 4, 40, 72, 8
 BEYOND = DEPTH + 2  # tokens known past the budget, so that the drafts of the last round are right as well
 VOCABULARY = 97
 PROMPTS = (1, 2, 7, 8, 21)  # lengths around the chunk's
-EVERYTHING = np.int32(1000), np.bool_(False)
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +29,8 @@ def texts() -> tuple[Any, list[list[int]]]:
     prompts = [rng.integers(0, VOCABULARY, n).tolist() for n in PROMPTS]
     plan, weights = make_plan(target, None, None, slots=SLOTS, max_length=MAX_LENGTH, prefill_chunk=CHUNK)
     state = prefill_slots(plan, weights, prompts, [len(p) + NEW + BEYOND for p in prompts])
-    _, report = decode(plan, weights, state, np.ones((SLOTS,), bool), *EVERYTHING)
-    texts = [report.tokens[b, : len(p) + NEW + BEYOND].tolist() for b, p in enumerate(prompts)]
+    _, reports = run_to_end(plan, weights, state)
+    texts = [prompt + report.token_ids for prompt, report in zip(prompts, reports, strict=True)]
     reference, ties = Float64Llama(target), NearTies()
     for prompt, text in zip(prompts, texts, strict=True):
         choices = reference(text)[0].argmax(-1)[len(prompt) - 1 : -1].tolist()
@@ -53,17 +52,17 @@ def run(
     weights = Weights(weights.target, Script(jnp.asarray(table), jnp.asarray(spoiled), jnp.asarray(ranks)))
     prompts = [text[: len(text) - NEW - BEYOND] for text in texts]
     state = prefill_slots(plan, weights, prompts, [len(text) - BEYOND for text in texts])
-    state, report = decode(plan, weights, state, np.ones((SLOTS,), bool), *EVERYTHING)
-    out = jax.device_get((report, state.target_cache.keys[1]))
+    state, reports = run_to_end(plan, weights, state)
+    keys = jax.device_get(state.target_cache.keys[1])
     return [
         {
-            "text": out[0].tokens[b, : out[0].lengths[b] + 1].tolist(),
-            "lengths": out[0].accepted_lengths[b, : out[0].rounds[b]].tolist(),
-            "depths": out[0].accepted_at_depth[b].tolist(),
-            "finish": int(out[0].finish[b]),
-            "keys": out[1][b, :, : out[0].lengths[b]],
+            "text": prompts[b] + report.token_ids,
+            "lengths": report.round_lengths,
+            "depths": report.accepted_at_depth,
+            "finish": report.finish,
+            "keys": keys[b, :, : report.length],
         }
-        for b in range(SLOTS)
+        for b, report in enumerate(reports)
     ]
 
 

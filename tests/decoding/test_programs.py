@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import golden
-from support.drive import make_plan, prefill_slots, prompt_chunks
+from support.drive import make_engine, make_plan, prefill_slots, prompt_chunks
 from support.tiny import abstract_state, draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.engine import Engine
 from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
 from eagle_jax.decoding.tree import TreeConfig, ancestor_mask
 from eagle_jax.models import Eagle3Head, Llama
+from eagle_jax.sampling import SamplingMode
 
 TREE = TreeConfig(total_tokens=10, depth=2, top_k=3)
 TINY = llama_config(num_hidden_layers=2)
@@ -102,8 +102,9 @@ def test_a_dispatch_runs_without_a_transfer() -> None:
     program = decode.lower(plan, weights, state, *arguments).compile()
     with jax.transfer_guard("disallow"):
         state, report = jax.block_until_ready(program(weights, state, *arguments))
-    assert report.lengths.tolist() == [39, 39]
-    assert (report.rounds < 38).any(), "several tokens a round, several rounds a dispatch"
+    slots = plan.layout.unpack(report)
+    assert [slots[b].length for b in range(2)] == [39, 39]
+    assert any(len(slots[b].round_lengths) < 38 for b in range(2)), "several tokens a round, several rounds a dispatch"
     assert "custom-call" not in "".join(line for line in program.as_text().splitlines() if "callback" in line)
     # The state is consumed: its buffers are reused, not copied.
     memory = program.memory_analysis()
@@ -160,9 +161,11 @@ def test_the_ancestor_mask_is_derived_from_parents() -> None:
 @pytest.mark.parametrize("slots", [1, 4])
 def test_no_program_copies_the_caches(slots: int) -> None:
     """Prefill may cut its own slot out of several; nothing else may grow with the caches."""
-    engine = Engine(golden.target("target_A").model, None, tree=None, slots=slots, max_length=8192, prefill_chunk=16)
-    engine.compile()
-    state = jax.eval_shape(init_state, engine.plan, engine._weights)
+    engine = make_engine(
+        golden.target("target_A").model, None, tree=None, slots=slots, max_length=8192, prefill_chunk=16
+    )
+    engine.programs.compile(SamplingMode.GREEDY)
+    state = jax.eval_shape(init_state, engine.programs.plan, engine.programs.weights)
     cache = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.target_cache))
     assert cache > 10e6
-    assert engine.temporary_bytes < cache * (0.1 if slots == 1 else 1.2 / slots)
+    assert engine.programs.temporary_bytes < cache * (0.1 if slots == 1 else 1.2 / slots)

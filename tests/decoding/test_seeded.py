@@ -5,21 +5,21 @@ Committed seeds have no near ties, so equality is demanded to the last token.
 
 import functools
 import itertools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.drive import serve
+from support.drive import Completion, make_engine, make_request, serve
 from support.enumeration import by_transformers
 from support.float64_models import Float64Llama
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
 from eagle_jax import SamplingParams
-from eagle_jax.decoding.engine import Completion, Engine, Request
 from eagle_jax.decoding.rules import SEEDED, Rule, make_rule
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.engine.request import Request
 from eagle_jax.models import Eagle3Head, Llama
-from eagle_jax.sampling import SamplingMode
 from eagle_jax.sampling.noise import Stream, seed_words, stream_key, vocabulary_gumbel
 
 VOCABULARY = 6
@@ -56,7 +56,7 @@ def requests(seed: int) -> list[Request]:
     out = []
     for index in rng.permutation(len(SETTINGS)):
         out.append(
-            Request(
+            make_request(
                 prompt=rng.integers(0, VOCABULARY, int(rng.integers(1, 20))).tolist(),
                 max_new_tokens=int(rng.integers(14, 30)),
                 stop_ids=[5] if "min_tokens" in SETTINGS[index] else [],
@@ -69,8 +69,8 @@ def requests(seed: int) -> list[Request]:
 
 def decode(seed: int, tree: TreeConfig | StaticTree | None, slots: int, rule: Rule = SEEDED) -> list[Completion]:
     target, head = models(seed)
-    engine = Engine(
-        target, None if tree is None else head, tree=tree, slots=slots, max_length=64, prefill_chunk=8, mode=SamplingMode.FULL,
+    engine = make_engine(
+        target, None if tree is None else head, tree=tree, slots=slots, max_length=64, prefill_chunk=8,
         rule=rule,
     )  # fmt: skip
     return serve(engine, requests(seed))
@@ -81,7 +81,7 @@ plain = functools.cache(functools.partial(decode, tree=None, slots=8))
 
 def same(seed: int, completions: list[Completion]) -> None:
     for request, got, wanted in zip(requests(seed), completions, plain(seed), strict=True):
-        assert got.token_ids == wanted.token_ids, request.sampling
+        assert got.token_ids == wanted.token_ids, request.params
         assert got.stopped == wanted.stopped
 
 
@@ -91,7 +91,7 @@ def test_plain_decoding_is_its_definition() -> None:
     for seed in (0, 1):
         reference = Float64Llama(models(seed)[0])
         for request, completion in zip(requests(seed), plain(seed), strict=True):
-            params, prompt, output = request.sampling, list(request.prompt), completion.token_ids
+            params, prompt, output = request.params, list(request.prompt_token_ids), completion.token_ids
             logits = reference([*prompt, *output])[0]
             options = {
                 name: getattr(params, name)
@@ -105,7 +105,9 @@ def test_plain_decoding_is_its_definition() -> None:
                 if i < params.min_tokens:
                     row[list(request.stop_ids)] = -np.inf
                 p = by_transformers(row, [*prompt, *output[:i]], output[:i], options)
-                key = stream_key(jnp.asarray(seed_words(request.seed)), jnp.asarray(len(prompt) + i), Stream.TARGET)
+                key = stream_key(
+                    jnp.asarray(seed_words(request.params.seed)), jnp.asarray(len(prompt) + i), Stream.TARGET
+                )
                 noise = np.asarray(vocabulary_gumbel(key, jnp.arange(VOCABULARY)), np.float64)
                 with np.errstate(divide="ignore"):
                     assert token == int(np.argmax(np.log(p) + (0 if params.greedy else noise))), (params, i)
@@ -136,11 +138,11 @@ def test_speculative_text_is_the_plain_text_at_length(shape: str, drafts: str) -
 
 def test_seeds_matter_only_where_tokens_are_drawn() -> None:
     target, _ = models(0)
-    engine = Engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8, mode=SamplingMode.FULL)
+    engine = make_engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8)
     texts = {}
     for temperature, seed in itertools.product((0.0, 1.0), (1, 2, 2**40, -1)):
         params = SamplingParams(temperature=temperature)
-        [done] = serve(engine, [Request(prompt=[1, 2, 3], max_new_tokens=30, sampling=params, seed=seed)])
+        [done] = serve(engine, [make_request(prompt=[1, 2, 3], max_new_tokens=30, sampling=params, seed=seed)])
         texts[temperature, seed] = tuple(done.token_ids)
     assert len({texts[0.0, seed] for seed in (1, 2, 2**40, -1)}) == 1
     assert len({texts[1.0, seed] for seed in (1, 2, 2**40, -1)}) == 4
@@ -151,33 +153,41 @@ def test_a_target_that_breaks_down_raises() -> None:
     assert target.lm_head is not None
     weight = target.lm_head.weight[...]
     target.lm_head.weight.set_value(weight.at[:].set(jnp.nan))
-    engine = Engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8, mode=SamplingMode.FULL)
-    request = Request(prompt=[1, 2, 3], max_new_tokens=5, sampling=SamplingParams(temperature=1.0), seed=1)
+    engine = make_engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8)
+    request = make_request(prompt=[1, 2, 3], max_new_tokens=5, sampling=SamplingParams(temperature=1.0), seed=1)
     with pytest.raises(FloatingPointError, match="no token of prompt 0 has a probability at position 3"):
         serve(engine, [request])
     # One broken token is passed over.
     target.lm_head.weight.set_value(weight.at[2].set(jnp.nan))
-    engine = Engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8, mode=SamplingMode.FULL)
+    engine = make_engine(target, None, tree=None, slots=8, max_length=64, prefill_chunk=8)
     [done] = serve(
-        engine, [Request(prompt=[1, 2, 3], max_new_tokens=40, sampling=SamplingParams(temperature=2.0), seed=1)]
+        engine, [make_request(prompt=[1, 2, 3], max_new_tokens=40, sampling=SamplingParams(temperature=2.0), seed=1)]
     )
     assert 2 not in done.token_ids
     assert len(set(done.token_ids)) > 2
 
 
-def test_shape_invariant_programs_keep_every_bit_in_bfloat16() -> None:
+def test_shape_invariant_programs_keep_every_bit_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """One program, whose slots accept drafts or none: the same text and cache, across the border of a block of keys too."""
     target = random_llama(TARGET, 5, dtype=jnp.bfloat16)
     head = random_head(HEAD, 6, dtype=jnp.bfloat16)
-    engine = Engine(
-        target, head, tree=TreeConfig.chain(4), slots=8, max_length=400, prefill_chunk=64, mode=SamplingMode.SAMPLING,
+    engine = make_engine(
+        target, head, tree=TreeConfig.chain(4), slots=8, max_length=400, prefill_chunk=64,
         shape_invariant=True,
     )  # fmt: skip
-    texts, caches = [], []
+    texts, caches, states = [], [], []
+    decode = engine.programs.decode
+
+    def keep(*args: Any, **options: Any) -> Any:
+        state, report = decode(*args, **options)
+        states[:] = [state]
+        return state, report
+
+    monkeypatch.setattr(engine.programs, "decode", keep)
     for limit in (0, None, 2):
         rng = np.random.default_rng(0)
         batch = [
-            Request(
+            make_request(
                 prompt=rng.integers(0, VOCABULARY, length).tolist(), max_new_tokens=100, seed=length,
                 sampling=SamplingParams(temperature=temperature), accept_limit=limit,
             )
@@ -186,8 +196,7 @@ def test_shape_invariant_programs_keep_every_bit_in_bfloat16() -> None:
         ]  # fmt: skip
         done = serve(engine, batch)
         texts.append([c.token_ids for c in done])
-        state = engine._state
-        assert state is not None
+        state = states[-1]
         last = state.target_cache.values[-1].astype(jnp.float32)  # behind all other layers
         rows = jnp.arange(last.shape[2]) < state.lengths[:, None]
         caches.append(np.asarray(jnp.where(rows[:, None, :, None], last, 0)))

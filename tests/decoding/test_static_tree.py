@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import golden
-from support.drive import make_plan, prefill_slots, serve
+from support.drive import make_engine, make_plan, make_request, prefill_slots, serve
 
 from eagle_jax.decoding.eagle_drafter import EagleDrafter
-from eagle_jax.decoding.engine import Engine, Request
 from eagle_jax.decoding.tree import NAMED_TREES, ROOT_PARENT, StaticTree
 
 TREE = NAMED_TREES["mc_sim_7b_63"]
@@ -95,8 +94,8 @@ def test_outputs_are_those_of_plain_decoding() -> None:
     target, head = golden.target("target_A").model, golden.draft("head_A_e1", "target_A").head
     free = [trace for trace in golden.traces() if trace.data["eos_token_id"] is None]
     traces = [trace for trace in free if trace.data["target"] == "target_A"][:2]
-    engine = Engine(target, head, tree=TREE, slots=2, max_length=64, prefill_chunk=16)
-    results = serve(engine, [Request(prompt=trace.prompt, max_new_tokens=30) for trace in traces])
+    engine = make_engine(target, head, tree=TREE, slots=2, max_length=64, prefill_chunk=16)
+    results = serve(engine, [make_request(prompt=trace.prompt, max_new_tokens=30) for trace in traces])
     for trace, result in zip(traces, results, strict=True):
         assert result.token_ids == trace.data["naive_output_ids"][len(trace.prompt) :][:30]
     assert len({length for result in results for length in result.accepted_lengths}) > 2

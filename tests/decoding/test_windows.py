@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.drive import make_plan, prefill_slots
+from support.drive import make_plan, prefill_slots, run_to_end
 from support.float64_models import Float64Llama
 from support.near_ties import NearTies
 from support.oracle import OraclePlan, Script
 
-from eagle_jax.decoding.loop import Weights, decode
+from eagle_jax.decoding.loop import Weights
 from eagle_jax.decoding.tree import ancestor_mask
 from eagle_jax.loading import load_target
 from eagle_jax.models import Llama
@@ -124,14 +124,13 @@ def test_trees_say_what_transformers_generates(tmp_path: Path, family: str, chil
     plan = OraclePlan(**vars(base), vocab_size=VOCABULARY, depth=DEPTH, children=children)
     weights = Weights(weights.target, Script(jnp.asarray(table), jnp.asarray(spoiled), jnp.asarray(ranks)))
     state = prefill_slots(plan, weights, prompts, [len(prompt) + NEW for prompt in prompts])
-    _, report = decode(plan, weights, state, np.ones((len(texts),), bool), np.int32(1000), np.bool_(False))
+    _, reports = run_to_end(plan, weights, state)
 
     reference = Float64Llama(target)
     ties, lengths = NearTies(lambda tokens: reference(tokens)[0][-1]), set()
     for slot, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        written = report.tokens[slot, len(prompt) : report.lengths[slot] + 1].tolist()
-        ties.compare(written, text[len(prompt) : len(prompt) + NEW], prompt)
-        accepted = report.accepted_lengths[slot, : report.rounds[slot]].tolist()
+        ties.compare(reports[slot].token_ids, text[len(prompt) : len(prompt) + NEW], prompt)
+        accepted = reports[slot].round_lengths
         assert accepted[:-1] == spoiled[slot, : len(accepted) - 1].tolist()
         lengths |= set(accepted)
     ties.check()

@@ -13,7 +13,7 @@ from documentation.pages import MARKS, NO_CODE, PAGES, PYTHON, ROOT, SHELL, Bloc
 
 from eagle_jax import LLM
 from eagle_jax.cli.app import build_parser, main
-from eagle_jax.front.vllm_keywords import ONE_VALUE, WITHOUT_MEANING
+from eagle_jax.entrypoints.vllm_keywords import ONE_VALUE, WITHOUT_MEANING
 from eagle_jax.loading import shipped
 
 TARGET, HEAD = "HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m-instruct-eagle3"

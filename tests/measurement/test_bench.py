@@ -6,17 +6,19 @@ import json
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from support.drive import make_engine
 
 from eagle_jax.cli.app import main
-from eagle_jax.decoding.engine import Engine
 from eagle_jax.decoding.ladder import Ladder
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
-from eagle_jax.measurement import loops, rungs
+from eagle_jax.engine import calibration
+from eagle_jax.measurement import loops
 from eagle_jax.measurement.bench import draft_steps, first_level
 from eagle_jax.measurement.compare import compare, ratios
 from eagle_jax.measurement.floor import Floor
 from eagle_jax.measurement.geometry import PUBLISHED, eagle3_head_of, find_geometry
 from eagle_jax.models import Eagle3Head, Llama
+from eagle_jax.sampling import SamplingMode
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -141,7 +143,7 @@ def test_a_dispatch_is_not_part_of_a_step() -> None:
     found = loops.measure(run, runs=3)
     assert found.ms == pytest.approx(2.0)
     assert found.steps in (100, 101)  # of 2 ms, in 0.2 s
-    assert loops.step_seconds((8.0, 4), (9.0, 1)) == 2.0  # nothing but noise
+    assert calibration.step_seconds((8.0, 4), (9.0, 1)) == 2.0  # nothing but noise
 
 
 def test_a_dispatch_is_not_part_of_a_rung(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +152,9 @@ def test_a_dispatch_is_not_part_of_a_rung(monkeypatch: pytest.MonkeyPatch) -> No
     target = Llama(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
     head = Eagle3Head(eagle3_head_of(config), dtype=jnp.float32, rngs=nnx.Rngs(0))
     ladder = Ladder((None, TreeConfig.chain(2)))
-    engine = Engine(target, head, tree=ladder, slots=1, max_length=64, prefill_chunk=32)
+    engine = make_engine(target, head, tree=ladder, slots=1, max_length=64, prefill_chunk=32)
     costs = {0: 1e-3, 1: 4e-3}
     monkeypatch.setattr(
-        rungs, "_run", lambda engine, ladder, rung, rounds, length: (5e-3 + costs[rung] * rounds, rounds)
+        calibration, "_run", lambda programs, mode, ladder, rung, rounds, length: (5e-3 + costs[rung] * rounds, rounds)
     )
-    assert rungs.measure_rungs(engine) == pytest.approx([1.0, 4.0])
+    assert calibration.measure_rungs(engine.programs, SamplingMode.GREEDY) == pytest.approx([1.0, 4.0])

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from flax import nnx
 from support import golden
-from support.drive import serve
+from support.drive import Completion, make_engine, make_request, serve
 from support.float64_models import Float64Llama
 from support.near_ties import NearTies
 from support.spread import spread_module
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.engine import Completion, Engine, Request, TokenLogProbs
+from eagle_jax.decoding.report import TokenLogProbs
 from eagle_jax.decoding.rules import Rule
 from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.engine.core import EngineCore
+from eagle_jax.engine.request import Request
 from eagle_jax.models import DraftConfig, DraftHead, Llama, LlamaConfig
 from eagle_jax.parallel import make_mesh
 from eagle_jax.sampling import SamplingMode, SamplingParams
@@ -68,7 +70,7 @@ def tiny(vocabulary: int = 7, draft: int = 5, heads: int = 4, kv_heads: int = 2,
 def requests_for(vocabulary: int, params: list[SamplingParams], count: int) -> list[Request]:
     rng = np.random.default_rng(vocabulary)
     return [
-        Request(
+        make_request(
             prompt=rng.integers(0, vocabulary, int(rng.integers(1, 28))).tolist(),
             max_new_tokens=int(rng.integers(12, 30)),
             sampling=params[i % len(params)],
@@ -88,13 +90,13 @@ def engine_for(
     tree: TreeConfig | StaticTree = TREE,
     max_length: int = 64,
     **options: Any,
-) -> Engine:
+) -> EngineCore:
     mesh = make_mesh(tp, data)
     target, head = case.models if isinstance(case, Case) else case
     if draft_tp == 1 and tp > 1 and head.embed is None:
         head = with_own_embedding(target, head)
     target, head = spread_module(target, mesh), spread_module(head, mesh, draft_tp)
-    return Engine(target, head, tree=tree, slots=4, max_length=max_length, prefill_chunk=8, mesh=mesh, **options)
+    return make_engine(target, head, tree=tree, slots=4, max_length=max_length, prefill_chunk=8, mesh=mesh, **options)
 
 
 def run(case: Case | tuple[Llama, DraftHead], requests: list[Request], *sizes: int, **options: Any) -> list[Completion]:
@@ -116,16 +118,10 @@ def assert_same(got: list[Completion], wanted: list[Completion]) -> None:
     assert [c.accepted_lengths for c in got] == [c.accepted_lengths for c in wanted]
 
 
-def collected(engine: Engine, requests: list[Request]) -> tuple[list[Completion], list[list[TokenLogProbs]]]:
+def collected(engine: EngineCore, requests: list[Request]) -> tuple[list[Completion], list[list[TokenLogProbs]]]:
     """Completions and the log-probabilities of their tokens."""
-    completions: dict[int, Completion] = {}
-    log_probs: list[list[TokenLogProbs]] = [[] for _ in requests]
-    for updates in engine.serve(requests):
-        for update in updates:
-            log_probs[update.index] += update.log_probs or []
-            if update.completion is not None:
-                completions[update.index] = update.completion
-    return [completions[i] for i in range(len(requests))], log_probs
+    done = serve(engine, requests)
+    return done, [completion.log_probs for completion in done]
 
 
 def assert_same_log_probs(got: list[list[TokenLogProbs]], wanted: list[list[TokenLogProbs]]) -> None:
@@ -141,8 +137,8 @@ def assert_same_log_probs(got: list[list[TokenLogProbs]], wanted: list[list[Toke
 def test_two_devices_say_what_one_says() -> None:
     """Greedy and drawn side by side; vocabularies of 7 and 5, which do not divide; more requests than slots."""
     case, requests = tiny(), requests_for(7, DRAWN, 6)
-    wanted = run(case, requests, mode=SamplingMode.SAMPLING)
-    assert_same(run(case, requests, 2, 2, mode=SamplingMode.SAMPLING), wanted)
+    wanted = run(case, requests)
+    assert_same(run(case, requests, 2, 2), wanted)
     assert max(length for c in wanted for length in c.accepted_lengths) > 2, "drafts must be accepted"
 
 
@@ -151,7 +147,7 @@ def test_two_devices_say_what_one_says() -> None:
 def test_all_that_requests_can_ask_for(sizes: tuple[int, int, int]) -> None:
     """Penalties, biases, bans and log-probabilities; some prompts of several chunks."""
     case, requests = tiny(), requests_for(7, CONTROLLED, 15)
-    results = [collected(engine_for(case, *s, mode=SamplingMode.FULL), requests) for s in ((1, 1, 1), sizes)]
+    results = [collected(engine_for(case, *s), requests) for s in ((1, 1, 1), sizes)]
     (wanted, wanted_probs), (got, got_probs) = results
     assert_same(got, wanted)
     assert_same_log_probs(got_probs, wanted_probs)
@@ -177,11 +173,11 @@ def test_random_models(sizes: tuple[int, int, int], mode: SamplingMode) -> None:
     for seed in range(3):
         case = dataclasses.replace(base, seed=10 * seed)
         requests = requests_for(97, DRAWN if mode else [GREEDY], 9)
-        wanted, got = run(case, requests, mode=mode), run(case, requests, *sizes, mode=mode)
+        wanted, got = run(case, requests), run(case, requests, *sizes)
         reference = functools.cache(lambda case=case: Float64Llama(case.models[0]))
         for request, a, b in zip(requests, got, wanted, strict=True):
-            if request.sampling.greedy:
-                ties.compare(a.token_ids, b.token_ids, request.prompt, lambda t, r=reference: r()(t)[0][-1])
+            if request.params.greedy:
+                ties.compare(a.token_ids, b.token_ids, request.prompt_token_ids, lambda t, r=reference: r()(t)[0][-1])
             else:
                 assert a.token_ids == b.token_ids
     ties.check()
@@ -214,7 +210,7 @@ def test_golden_models(name: str, draft_tp: int) -> None:
     models = golden.target("target_A").model, golden.draft(name, "target_A").head
     if draft_tp == 1 and models[1].lm_head is None:
         pytest.skip("the loader gives a head that is whole on every device an output head of its own")
-    requests = [Request(prompt=list(range(5 + i, 25 + 3 * i)), max_new_tokens=40) for i in range(5)]
+    requests = [make_request(prompt=list(range(5 + i, 25 + 3 * i)), max_new_tokens=40) for i in range(5)]
     tree = TreeConfig(total_tokens=26, depth=3, top_k=4)
     wanted = run(models, requests, tree=tree, max_length=128)
     assert max(length for c in wanted for length in c.accepted_lengths) > 3
@@ -230,7 +226,7 @@ def test_ties_across_the_border_of_shards_go_to_the_lowest_id() -> None:
         weight = np.array(module.weight[...])
         weight[5] = weight[1]
         module.weight.set_value(jnp.asarray(weight))
-    requests = [Request(prompt=[i, 1, 5], max_new_tokens=30) for i in range(4)]
+    requests = [make_request(prompt=[i, 1, 5], max_new_tokens=30) for i in range(4)]
     got = run((target, head), requests, 2, 2, tree=TreeConfig.chain(2))
     emitted = {t for c in got for t in c.token_ids}
     assert 5 not in emitted

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
+from support.drive import make_engine
 from support.spread import spread_module
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.engine import Engine
 from eagle_jax.decoding.loop import decode
 from eagle_jax.decoding.placement import everywhere, spread
 from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.engine.core import EngineCore
 from eagle_jax.parallel import make_mesh
 from eagle_jax.parallel.counting import count_collectives, total_of
 from eagle_jax.parallel.mesh import DATA, MODEL
@@ -22,16 +23,16 @@ HEAD = draft_config(TARGET, num_attention_heads=4, num_key_value_heads=2, head_d
 TREE = TreeConfig(total_tokens=8, depth=2, top_k=3)
 
 
-def lowered_round(engine: Engine) -> jax.stages.Lowered:
-    plan, weights = engine.plan, engine.weights
+def lowered_round(engine: EngineCore) -> jax.stages.Lowered:
+    plan, weights = engine.programs.plan, engine.programs.weights
     steering = (np.ones((plan.slots,), bool), np.int32(1), np.bool_(False))
     return decode.lower(plan, weights, plan.state_shapes(weights), *everywhere(steering, plan.mesh))
 
 
-def engine_of(tp: int, draft_tp: int, data: int = 1) -> Engine:
+def engine_of(tp: int, draft_tp: int, data: int = 1) -> EngineCore:
     mesh = make_mesh(tp, data)
     target, head = spread_module(random_llama(TARGET, 0), mesh), spread_module(random_head(HEAD, 1), mesh, draft_tp)
-    return Engine(target, head, tree=TREE, slots=2 * data, max_length=64, prefill_chunk=8, mesh=mesh)
+    return make_engine(target, head, tree=TREE, slots=2 * data, max_length=64, prefill_chunk=8, mesh=mesh)
 
 
 @pytest.mark.parametrize("draft_tp", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -88,8 +89,8 @@ def test_a_mesh_of_one_device_is_no_mesh() -> None:
     assert make_mesh(1, 1) is None
     target, head = random_llama(TARGET, 0), random_head(HEAD, 1)
     options = {"tree": TREE, "slots": 2, "max_length": 64, "prefill_chunk": 8}
-    without, with_mesh = Engine(target, head, **options), Engine(target, head, **options, mesh=mesh)
-    assert without.plan == with_mesh.plan, "equal plans share their programs"
+    without, with_mesh = make_engine(target, head, **options), make_engine(target, head, **options, mesh=mesh)
+    assert without.programs.plan == with_mesh.programs.plan, "equal plans share their programs"
     text = lowered_round(with_mesh).as_text()
     assert text == lowered_round(without).as_text()
     assert "all_reduce" not in text

@@ -85,12 +85,11 @@ def settings() -> SlotSettings:
         SamplingParams(temperature=1.3, top_p=0.5),
         SamplingParams(temperature=2.0, top_k=180),  # behind the shortlist
     ]
-    slots = SlotSettings.empty(len(requests), Vocabulary(200), SamplingMode.SAMPLING)
-    assert slots is not None
+    slots = SlotSettings.empty(len(requests), Vocabulary(200))
     for slot, request in enumerate(requests):
         one = SlotSettings.of(request, 0, 200, SamplingMode.SAMPLING)
         assert one is not None
-        slots = slots.put(jnp.int32(slot), one)
+        slots = slots.put(jnp.int32(slot), one, Vocabulary(200))
     return slots
 
 

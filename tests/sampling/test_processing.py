@@ -28,12 +28,11 @@ process_logits, control_logits, draw = map(
 
 def settings(*requests: dict, vocab_size: int, mode: SamplingMode = SamplingMode.SAMPLING) -> SlotSettings:
     """Settings of one slot a request."""
-    slots = SlotSettings.empty(len(requests), Vocabulary(vocab_size), mode)
-    assert slots is not None
+    slots = SlotSettings.empty(len(requests), Vocabulary(vocab_size))
     for slot, request in enumerate(requests):
         one = SlotSettings.of(SamplingParams(max_tokens=None, **request), slot, vocab_size, mode)
         assert one is not None
-        slots = slots.put(jnp.int32(slot), one)
+        slots = slots.put(jnp.int32(slot), one, Vocabulary(vocab_size))
     return slots
 
 

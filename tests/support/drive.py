@@ -1,6 +1,7 @@
 """Runs the decoding programs by hand: prompts into slots, and rounds one at a time with everything they computed."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,17 +9,24 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.experimental import io_callback
+from jax.sharding import Mesh
 
 from eagle_jax.decoding.accept import Acceptance, accept
 from eagle_jax.decoding.commit import commit
 from eagle_jax.decoding.eagle_drafter import EagleDrafter
-from eagle_jax.decoding.engine import Completion, Engine, Request
-from eagle_jax.decoding.loop import Plan, Weights, init_state, prefill
+from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
 from eagle_jax.decoding.prefill import PromptChunk
-from eagle_jax.decoding.state import DecodeState, DraftState
+from eagle_jax.decoding.report import SlotReport, TokenLogProbs
+from eagle_jax.decoding.state import RUNNING, DecodeState, DraftState
 from eagle_jax.decoding.tree import DraftTree, TreeConfig
 from eagle_jax.decoding.verify import TargetOutput, verify
-from eagle_jax.models import Eagle3Head, Llama
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.engine.core import EngineCore
+from eagle_jax.engine.outputs import OutputProcessor
+from eagle_jax.engine.request import Request
+from eagle_jax.models import DraftHead, Eagle3Head, Llama
+from eagle_jax.outputs import Delta, RequestOutput
+from eagle_jax.sampling import SamplingMode, SamplingParams
 
 
 def make_plan(target: Llama, head: Eagle3Head | None, tree: TreeConfig | None, **settings: Any) -> tuple[Plan, Weights]:
@@ -41,6 +49,7 @@ def prompt_chunks(
         stops[: len(stop_ids)] = stop_ids
         yield PromptChunk(
             slot=np.int32(slot),
+            generation=np.int32(slot + 1),
             tokens=tokens,
             start=np.int32(start),
             valid=np.int32(min(size, len(prompt) - start)),
@@ -65,6 +74,26 @@ def prefill_slots(
         for chunk in prompt_chunks(plan, slot, prompt, limit, stop_ids[slot] if stop_ids else ()):
             state = prefill(plan, weights, state, chunk)
     return state
+
+
+def run_to_end(plan: Plan, weights: Weights, state: DecodeState) -> tuple[DecodeState, list[SlotReport]]:
+    """Decodes until all slots have ended; the state then, and the reports of each slot as one."""
+    steering = np.ones((plan.slots,), bool), np.int32(1000), np.bool_(False)
+    whole: list[SlotReport] = []
+    while not whole or any(slot.finish == RUNNING for slot in whole):
+        state, report = decode(plan, weights, state, *steering)
+        new = plan.layout.unpack(report)
+        before = whole or [dataclasses.replace(new[b], token_ids=[], round_lengths=[], drafted=[]) for b in new]
+        whole = [
+            dataclasses.replace(
+                new[b],
+                token_ids=before[b].token_ids + new[b].token_ids,
+                round_lengths=before[b].round_lengths + new[b].round_lengths,
+                drafted=before[b].drafted + new[b].drafted,
+            )
+            for b in range(plan.slots)
+        ]
+    return state, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +130,15 @@ class RoundDriver:
 
     def _trace(self, weights: Weights, state: DecodeState) -> tuple[DecodeState, Round]:
         target, drafter = self.plan.modules(weights)
+        kept = state.sampling
+        state = dataclasses.replace(state, sampling=None)  # greedy rounds
         assert isinstance(drafter, EagleDrafter)
         drafter = RecordingDrafter(drafter.head, drafter.target, drafter.tree, self._calls)
         tree, draft = drafter.propose(state)
         output = verify(target, state, tree, drafter.max_depth, drafter.capture_layers)
         acceptance = accept(tree, output, drafter.max_depth)
-        return commit(state, draft, output, acceptance), Round(tree, output, acceptance, draft)
+        state = dataclasses.replace(commit(state, draft, output, acceptance), sampling=kept)
+        return state, Round(tree, output, acceptance, draft)
 
     def __call__(self, weights: Weights, state: DecodeState) -> tuple[DecodeState, Round, list[np.ndarray]]:
         """The next state, the round (as numpy arrays), and the draft log-probabilities of each call, `[B, rows, Vd]`."""
@@ -117,20 +149,116 @@ class RoundDriver:
         return state, result, list(self._calls)
 
 
-def serve(engine: Engine, requests: Sequence[Request], **options: Any) -> list[Completion]:
-    """All completions in order; checks on the way that the updates add up and that the statistics are consistent."""
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """What came out of one request."""
+
+    token_ids: list[int]
+    stopped: bool
+    """Ended by a stop id; otherwise by the budget, the context or an abort."""
+    accepted_lengths: list[int]
+    accepted_at_depth: list[int]
+    drafted: list[int]
+    """Drafted nodes of each round."""
+    log_probs: list[TokenLogProbs] = dataclasses.field(compare=False)
+    """Of each token, where rounds made any."""
+
+
+class Recorder(OutputProcessor):
+    """Keeps what the devices said about each request beside its output."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.reports: dict[str, list[SlotReport]] = {}
+
+    def add(self, request: Request) -> None:
+        self.reports[request.request_id] = []
+        super().add(request)
+
+    def process(self, request_id: str, report: SlotReport, **end: bool) -> Delta | None:
+        self.reports[request_id].append(report)
+        return super().process(request_id, report, **end)
+
+
+def make_engine(
+    target: Llama,
+    head: DraftHead | None,
+    *,
+    slots: int,
+    max_length: int,
+    mesh: Mesh | None = None,
+    costs: Sequence[float] | None = None,
+    **settings: Any,
+) -> EngineCore:
+    """An engine of modules; `settings` are fields of `EngineConfig`, `costs` those of a choice of trees in every mode."""
+    config = EngineConfig(max_num_seqs=slots, max_model_len=max_length, **settings)
+    engine = EngineCore(target, head, config, outputs=Recorder(None, config.max_depth), mesh=mesh)
+    if costs is not None:
+        engine.programs.costs.update(dict.fromkeys(SamplingMode, costs))
+    return engine
+
+
+_numbers = itertools.count()
+
+
+def make_request(
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    stop_ids: Sequence[int] = (),
+    sampling: SamplingParams | None = None,
+    seed: int = 0,
+    **fields: Any,
+) -> Request:
+    """A request with an id of its own, in the engine's terms alone."""
+    params = dataclasses.replace(sampling or SamplingParams(max_tokens=None), seed=seed)
+    return Request(
+        request_id=f"request {next(_numbers)}", prompt_token_ids=prompt, max_new_tokens=max_new_tokens, params=params,
+        eos_token_ids=stop_ids, **fields,
+    )  # fmt: skip
+
+
+def steps(engine: EngineCore, requests: Sequence[Request], **fields: Any) -> Iterator[list[Delta]]:
+    """Adds requests and steps until all have ended; `fields` replace those of each request, `index` is its place."""
+    mode = max(request.mode for request in requests)
+    for index, one in enumerate(requests):
+        own = {"index": index, "request_id": f"request {next(_numbers)}", "least_mode": mode, **fields}
+        engine.add_request(dataclasses.replace(one, **own))
+    while engine.has_unfinished_requests:
+        if deltas := engine.step():
+            yield deltas
+
+
+def serve(engine: EngineCore, requests: Sequence[Request], **fields: Any) -> list[Completion]:
+    """All completions in order; checks on the way that the deltas add up and that the statistics are consistent."""
     pieces: dict[int, list[int]] = {i: [] for i in range(len(requests))}
     completions: dict[int, Completion] = {}
-    for updates in engine.serve(requests, **options):
-        for update in updates:
-            assert update.index not in completions, "an update behind the last one"
-            pieces[update.index] += update.token_ids
-            if update.completion is not None:
-                completions[update.index] = update.completion
+    for deltas in steps(engine, requests, **fields):
+        for delta in deltas:
+            if delta.error is not None:
+                raise delta.error
+            assert delta.index not in completions, "a delta behind the last one"
+            pieces[delta.index] += delta.token_ids
+            if delta.output is not None:
+                completions[delta.index] = completed(engine, delta.output)
     for index, completion in completions.items():
         assert pieces[index] == completion.token_ids
         check_statistics(completion)
     return [completions[i] for i in range(len(requests))]
+
+
+def completed(engine: EngineCore, output: RequestOutput) -> Completion:
+    """What `make_engine` recorded of an output that has ended."""
+    assert isinstance(engine.outputs, Recorder)
+    reports = engine.outputs.reports.pop(output.request_id)
+    [completion] = output.outputs
+    return Completion(
+        token_ids=completion.token_ids,
+        stopped=completion.finish_reason == "stop",
+        accepted_lengths=output.metrics.accepted_lengths,
+        accepted_at_depth=output.metrics.accepted_at_depth,
+        drafted=[drafted for report in reports for drafted in report.drafted],
+        log_probs=[at for report in reports for at in report.log_probs or ()],
+    )
 
 
 def check_statistics(completion: Completion) -> None:

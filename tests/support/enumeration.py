@@ -147,8 +147,8 @@ def prefilled(depth: int, missing: int | None, mode: SamplingMode) -> DecodeStat
         state = prefill(plan, weights, state, dataclasses.replace(chunk, sampling=greedy))
     assert state.sampling is not None
     history = state.sampling.history
-    if history is not None:  # as if the root had been drawn
-        history = dataclasses.replace(history, counts=jnp.zeros_like(history.counts).at[0, ROOT].set(1))
+    assert history is not None  # as if the root had been drawn
+    history = dataclasses.replace(history, counts=jnp.zeros_like(history.counts).at[0, ROOT].set(1))
     state = dataclasses.replace(
         state,
         tokens=state.tokens.at[0, len(PROMPT)].set(ROOT),
@@ -191,6 +191,8 @@ class Sampler:
 
     def _rounds(self, weights: Any, state: DecodeState) -> DecodeState:
         model, drafter = self.plan.modules(weights)
+        assert state.sampling is not None
+        state = dataclasses.replace(state, sampling=state.sampling.of_mode(self.plan.mode))
 
         def body(_: Any, state: DecodeState) -> DecodeState:
             return decode_round(model, drafter, state, self.plan.rule)

@@ -1,0 +1,1 @@
+"""What people call: `LLM`, `AsyncLLM`, `generate`, `speculative_generate` and `stream_generate`."""
