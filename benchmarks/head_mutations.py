@@ -16,7 +16,7 @@ import jax
 from flax import nnx
 
 from eagle_jax import Draft, Target, load_draft, load_target
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.evaluation import Configuration, EvaluationSettings, Report, evaluate, find_datasets
 from eagle_jax.evaluation.expectations import compare, find_expectation
 from eagle_jax.loading.demo_target import packaged_target

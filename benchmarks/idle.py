@@ -28,7 +28,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.core import EngineCore
 from eagle_jax.engine.request import Request

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_jax import generate, load_draft, load_target, speculative_generate
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 
 
 def transformers_seconds(path: Path, prompts: list[list[int]], tokens: int, dtype: str) -> list[float]:

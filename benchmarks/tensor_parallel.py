@@ -35,9 +35,9 @@ from support.tiny import draft_config, llama_config, random_llama
 from support.tiny import random_head as small_head
 
 from eagle_jax.decoding.compiler import compile_for_device
-from eagle_jax.decoding.loop import decode, init_state
+from eagle_jax.decoding.loop import decode, init_state, state_shapes
 from eagle_jax.decoding.placement import everywhere
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.engine.calibration import at_length
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.core import EngineCore
@@ -115,8 +115,8 @@ class Case:
     def lower(self, job: Job) -> tuple[Programs, jax.stages.Lowered]:
         engine = self.programs(job)
         plan, weights = engine.plan, engine.weights
-        steering = everywhere((np.ones((job.batch,), bool), np.int32(1), np.bool_(False)), plan.mesh)
-        arguments = (plan, weights, plan.state_shapes(weights), *steering)
+        steering = everywhere((np.ones((job.batch,), bool), np.int32(1), np.int32(1)), plan.mesh)
+        arguments = (plan, weights, state_shapes(plan, weights), *steering)
         if job.collectives:
             return engine, decode.lower(*arguments)
         jax.clear_caches()  # a trace without collectives must not be taken for one with them, nor the other way round
@@ -128,15 +128,15 @@ class Case:
     def time(self, engine: Programs, program: Any, job: Job) -> loops.Measured:
         plan, weights = engine.plan, engine.weights
         most = ROOM // (1 + (0 if plan.tree is None else plan.tree.max_depth))
-        places = jax.tree.map(lambda x: x.sharding, plan.state_shapes(weights))
+        places = jax.tree.map(lambda x: x.sharding, state_shapes(plan, weights))
 
         def run(steps: int) -> tuple[float, int]:
-            state = at_length(init_state(plan, weights), self.context, plan.max_length)
+            state = at_length(plan, weights, init_state(plan, weights), self.context)
             if plan.mesh is not None:
                 state = jax.device_put(state, places)
             active = np.ones((job.batch,), bool)
             seconds, (_, report) = loops.timed(
-                program, weights, state, active, np.int32(min(steps, most)), np.bool_(False)
+                program, weights, state, active, np.int32(min(steps, most)), np.int32(99)
             )
             return seconds, max(len(slot.round_lengths) for slot in plan.layout.unpack(report).values())
 

@@ -8,8 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eagle_jax.decoding.tree import StaticTree as StaticTree
-    from eagle_jax.decoding.tree import TreeConfig as TreeConfig
+    from eagle_jax.drafters.tree import StaticTree as StaticTree
+    from eagle_jax.drafters.tree import TreeConfig as TreeConfig
     from eagle_jax.engine.memory import InsufficientMemoryError as InsufficientMemoryError
     from eagle_jax.entrypoints.async_llm import AsyncLLM as AsyncLLM
     from eagle_jax.entrypoints.functions import generate as generate
@@ -44,9 +44,9 @@ _HOME = {
     "RequestOutput": "eagle_jax.outputs",
     "SamplingParams": "eagle_jax.sampling",
     "SpeculativeConfig": "eagle_jax.speculative_config",
-    "StaticTree": "eagle_jax.decoding.tree",
+    "StaticTree": "eagle_jax.drafters.tree",
     "Target": "eagle_jax.loading",
-    "TreeConfig": "eagle_jax.decoding.tree",
+    "TreeConfig": "eagle_jax.drafters.tree",
     "generate": "eagle_jax.entrypoints.functions",
     "load_draft": "eagle_jax.loading",
     "load_target": "eagle_jax.loading",

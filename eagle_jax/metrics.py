@@ -31,7 +31,7 @@ class AcceptanceMetrics:
     drafted: int
     """Drafted tokens: nodes of all trees without their roots."""
     plain_rounds: int = 0
-    """Rounds that drafted nothing, among those that could (a ladder that decodes plainly for a while)."""
+    """Rounds that drafted nothing, among those that could (adaptive speculation decodes plainly for a while)."""
 
     @staticmethod
     def total(parts: Iterable["AcceptanceMetrics"]) -> "AcceptanceMetrics":

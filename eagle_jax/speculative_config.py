@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from eagle_jax.decoding.ladder import Ladder
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation
 from eagle_jax.decoding.rules import SEEDED, Rule, check_rule, make_rule
-from eagle_jax.decoding.tree import NAMED_TREES, StaticTree, TreeConfig
+from eagle_jax.drafters.tree import NAMED_TREES, StaticTree, TreeConfig
 from eagle_jax.loading import Draft
 from eagle_jax.models import DraftConfig
 
 METHODS = ("eagle", "eagle3")
 
-Tree = TreeConfig | StaticTree | Ladder
+Tree = TreeConfig | StaticTree | AdaptiveSpeculation
 AUTO: Literal["auto"] = "auto"
-"""In the place of a tree: the ladder of the platform (`default_ladder`)."""
+"""In the place of a tree: adaptive speculation with the `default_candidates` of the platform."""
 TreeArgument = Tree | Mapping[str, int] | str | Sequence[Sequence[int]]
 """A tree as callers may give it: see `tree_config`."""
 
@@ -87,7 +87,7 @@ class SpeculativeConfig:
         """Reads `speculative_config` as given to `LLM`.
 
         Keys: `model` (required), at most one of `num_speculative_tokens` (a chain of so many drafted tokens) and `tree`
-        (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; "auto", whatever pays; for others see `tree_config`;
+        (`{"total_tokens": 60, "depth": 7, "top_k": 10}`, a dynamic tree; "auto", adaptive speculation; others: `tree_config`;
         without either `default_tree`), and `method`, `revision`, `draft_tensor_parallel_size` (1 or the target's),
         `rope_theta`, `layer_id_convention`, `config_overrides` (see `load_draft`); for requests that sample
         `rejection_sample_method`, `draft_sample_method`, `synthetic_acceptance_rates` and `synthetic_acceptance_length` (see
@@ -183,13 +183,15 @@ def default_tree(draft: Draft) -> TreeConfig:
     return _tree(draft.config, tree.total_tokens, tree.depth, tree.top_k)
 
 
-def default_ladder(head: DraftConfig, platform: str, num_speculative_tokens: int | None = None) -> Ladder:
-    """The rungs of "auto": plain decoding, short chains and trees; on a CPU, where every row of a forward costs time, no trees.
+def default_candidates(
+    head: DraftConfig, platform: str, num_speculative_tokens: int | None = None
+) -> AdaptiveSpeculation:
+    """The candidates of "auto": plain decoding, short chains and trees; no trees on a CPU, where every row costs time.
 
     Args:
       head: configuration of the head. Trees are made smaller where it has few tokens to choose from.
       platform: "cpu", "gpu" or "tpu".
-      num_speculative_tokens: length of the chain that the head's checkpoint asks for, which is then a rung too.
+      num_speculative_tokens: length of the chain that the head's checkpoint asks for, which is then a candidate too.
     """
     if platform == "cpu":
         trees = [TreeConfig.chain(1), TreeConfig.chain(3), TreeConfig.chain(5)]
@@ -199,7 +201,7 @@ def default_ladder(head: DraftConfig, platform: str, num_speculative_tokens: int
         trees = [TreeConfig.chain(2), TreeConfig.chain(4), _tree(head, 16, 3, 4), _tree(head, *sizes)]
     if num_speculative_tokens is not None:
         trees.append(TreeConfig.chain(num_speculative_tokens))
-    return Ladder((None, *dict.fromkeys(trees)))
+    return AdaptiveSpeculation((None, *dict.fromkeys(trees)))
 
 
 def _tree(head: DraftConfig, total_tokens: int, depth: int, top_k: int) -> TreeConfig:
@@ -211,7 +213,7 @@ def _tree(head: DraftConfig, total_tokens: int, depth: int, top_k: int) -> TreeC
 
 def check_shape(rule: Rule, tree: Tree | Literal["auto"]) -> None:
     """Raises ValueError if a rule does not go together with a tree, or with several to choose from."""
-    if not isinstance(tree, str | Ladder):
+    if not isinstance(tree, str | AdaptiveSpeculation):
         check_rule(rule, tree)
     elif rule.name != "seeded":
         raise ValueError(
@@ -228,7 +230,7 @@ def tree_config(
     Args:
       num_speculative_tokens: length of a chain.
       tree: a dynamic tree, as `TreeConfig` or as a mapping of its three fields; or a static tree, as `StaticTree`, as a list of
-        paths, or by a name in `NAMED_TREES`; or "auto", or a `Ladder`, for several shapes to choose from.
+        paths, or by a name in `NAMED_TREES`; or "auto", or an `AdaptiveSpeculation`, for several shapes to choose from.
       where: who asks, for the messages.
 
     Raises:

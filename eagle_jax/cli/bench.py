@@ -13,8 +13,8 @@ from eagle_jax.cli.session import UsageError, default_chain, start
 from eagle_jax.engine.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
-    from eagle_jax.decoding.ladder import Ladder
-    from eagle_jax.decoding.tree import StaticTree, TreeConfig
+    from eagle_jax.decoding.adaptive import AdaptiveSpeculation
+    from eagle_jax.drafters.tree import StaticTree, TreeConfig
     from eagle_jax.measurement.bench import BenchSettings
     from eagle_jax.models import DraftHead, Llama
 
@@ -154,13 +154,13 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def prepare(
     options: argparse.Namespace,
-) -> "tuple[Llama, DraftHead | None, TreeConfig | StaticTree | Ladder | None, BenchSettings]":
+) -> "tuple[Llama, DraftHead | None, TreeConfig | StaticTree | AdaptiveSpeculation | None, BenchSettings]":
     """Loads or makes the models."""
-    from eagle_jax.decoding.ladder import Ladder
+    from eagle_jax.decoding.adaptive import AdaptiveSpeculation
     from eagle_jax.measurement.bench import BenchSettings
-    from eagle_jax.speculative_config import default_ladder
+    from eagle_jax.speculative_config import default_candidates
 
-    tree: TreeConfig | StaticTree | Ladder | None
+    tree: TreeConfig | StaticTree | AdaptiveSpeculation | None
     if not options.random_weights:
         session = start(options, plain=options.plain_only)
         target = session.target.model
@@ -168,7 +168,9 @@ def prepare(
             tree = session.tree
         else:
             assert session.draft is not None
-            tree = default_ladder(session.draft.config, session.backend.platform, session.draft.num_speculative_tokens)
+            tree = default_candidates(
+                session.draft.config, session.backend.platform, session.draft.num_speculative_tokens
+            )
         head = None if session.draft is None else session.draft.head
         names = session.target.name, None if session.draft is None else session.draft.name
     else:
@@ -184,7 +186,11 @@ def prepare(
             dtype=str(target.dtype),
             batch=options.batch,
             context=options.context,
-            tree="auto" if isinstance(tree, Ladder) else None if tree is None else dataclasses.asdict(tree),
+            tree="auto"
+            if isinstance(tree, AdaptiveSpeculation)
+            else None
+            if tree is None
+            else dataclasses.asdict(tree),
             accepted_length=options.accepted_length,
             attention=options.attention,
             parts=not options.no_parts,
@@ -196,7 +202,7 @@ def prepare(
 
 def make_random(
     options: argparse.Namespace,
-) -> "tuple[Llama, DraftHead | None, TreeConfig | Ladder | None, tuple[str, str | None]]":
+) -> "tuple[Llama, DraftHead | None, TreeConfig | AdaptiveSpeculation | None, tuple[str, str | None]]":
     """A target of a published geometry and an EAGLE-3 head for it, with random weights."""
     if options.model is None:
         raise UsageError("--random-weights needs --model: a published geometry such as 8B, or a config.json")
@@ -204,11 +210,11 @@ def make_random(
         raise UsageError("--random-weights makes the draft head too: leave --draft out")
     backend = select_device(options.device)
 
-    from eagle_jax.decoding.ladder import Ladder
-    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.decoding.adaptive import AdaptiveSpeculation
+    from eagle_jax.drafters.tree import TreeConfig
     from eagle_jax.loading.dtypes import parse_dtype
     from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry, random_head, random_target
-    from eagle_jax.speculative_config import default_ladder
+    from eagle_jax.speculative_config import default_candidates
 
     keep_compiled_programs()
     name, config = find_geometry(options.model)
@@ -217,9 +223,9 @@ def make_random(
     if options.plain_only:
         return target, None, None, (name, None)
     head = eagle3_head_of(config)
-    tree: TreeConfig | Ladder
+    tree: TreeConfig | AdaptiveSpeculation
     if isinstance(options.tree, str):
-        tree = default_ladder(head, backend.platform)
+        tree = default_candidates(head, backend.platform)
     else:
         tree = TreeConfig(**options.tree) if options.tree else default_chain(options, backend.platform)
     return target, random_head(head, dtype), tree, (name, f"EAGLE-3 head for {name}")

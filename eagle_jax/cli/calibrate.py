@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report, indent=1))
         return 0
-    for rung in report["rungs"]:
-        print(f"{rung['rung']:20} {rung['ms']:10.3f} ms   {rung['plain_rounds']:.2f} plain rounds")
+    for candidate in report["candidates"]:
+        print(f"{candidate['candidate']:20} {candidate['ms']:10.3f} ms   {candidate['plain_rounds']:.2f} plain rounds")
     print(f"Kept in {calibration.file}")
     return 0

@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         metavar="TOTAL,DEPTH,TOP_K",
         help="trees: nodes with the root, expansions after the first level, children of a node; e.g. 60,7,10. Or auto: "
-        "plain decoding, a chain or a tree before each round, whatever pays",
+        "plain decoding, a chain or a tree before each round, by what is fastest",
     )
     shapes.add_argument("--plain", action="store_true", help="decode plainly too, which gives the speed-up")
     measure.add_dataset_options(parser)
@@ -137,7 +137,7 @@ def read_datasets(options: argparse.Namespace) -> "list[Dataset]":
 
 def read_shapes(options: argparse.Namespace) -> "tuple[list[int], list[Shape]]":
     """Chains, by their lengths, and trees."""
-    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.drafters.tree import TreeConfig
     from eagle_jax.speculative_config import AUTO
 
     trees: list[Shape] = [TreeConfig(**sizes) if isinstance(sizes, dict) else AUTO for sizes in options.tree or []]
@@ -149,7 +149,7 @@ def read_configurations(
 ) -> "list[Configuration]":
     """Every shape at every temperature."""
     from eagle_jax.decoding.rules import make_rule
-    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.drafters.tree import TreeConfig
     from eagle_jax.evaluation.settings import make_configurations
 
     shapes: list[Shape] = [*map(TreeConfig.chain, chains), *trees]

@@ -100,7 +100,7 @@ def add_draft_shape_options(parser: argparse.ArgumentParser) -> None:
         type=tree_or_auto,
         metavar="TOTAL,DEPTH,TOP_K",
         help="draft a tree: its nodes with the root, expansions after the first level, and children of a node; e.g. 60,7,10. Or "
-        "auto: plain decoding, a chain or a tree before each round, whatever pays on this device and text",
+        "auto: plain decoding, a chain or a tree before each round, by what is fastest on this device and text",
     )
 
 

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     select_device("cpu")
 
-    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.drafters.tree import TreeConfig
     from eagle_jax.measurement.ahead import Placement, compile_ahead, topology_devices
     from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry
 

@@ -12,7 +12,7 @@ from eagle_jax.cli.runtime import Backend, select_device, stage
 from eagle_jax.engine.compilation_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
-    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.drafters.tree import TreeConfig
     from eagle_jax.entrypoints.decoder import Decoder
     from eagle_jax.loading import Draft, Target
 
@@ -133,7 +133,7 @@ def tree_to_json(tree: "TreeConfig | Literal['auto'] | None") -> dict[str, Any] 
 
 
 def _tree(options: argparse.Namespace, platform: str) -> "TreeConfig | Literal['auto']":
-    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.drafters.tree import TreeConfig
 
     if isinstance(options.tree, str):
         return "auto"
@@ -144,7 +144,7 @@ def _tree(options: argparse.Namespace, platform: str) -> "TreeConfig | Literal['
 
 def default_chain(options: argparse.Namespace, platform: str) -> "TreeConfig":
     """The chain that was asked for, or the platform's."""
-    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.drafters.tree import TreeConfig
 
     length = options.num_speculative_tokens or (DEFAULT_CHAIN_CPU if platform == "cpu" else DEFAULT_CHAIN)
     return TreeConfig.chain(length)

@@ -10,7 +10,7 @@ from eagle_jax.cli.options import integer
 from eagle_jax.cli.session import UsageError
 
 if TYPE_CHECKING:
-    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.drafters.tree import TreeConfig
 
 CHAINS = {"cpu": (1, 2, 3, 4, 5)}
 TREES: dict[str, tuple[tuple[int, ...], ...]] = {"cpu": ((8, 16), (2, 4), (2, 4))}
@@ -98,7 +98,7 @@ def read_trees(options: argparse.Namespace) -> "list[TreeConfig]":
 
 def grid(totals: tuple[int, ...], depths: tuple[int, ...], widths: tuple[int, ...]) -> "list[TreeConfig]":
     """Every combination that is a tree and whose depth its nodes can reach."""
-    from eagle_jax.decoding.tree import TreeConfig
+    from eagle_jax.drafters.tree import TreeConfig
 
     return [
         TreeConfig(total_tokens=total, depth=depth, top_k=width)

@@ -115,10 +115,6 @@ def add_parser(commands: Any) -> None:
         help=f"conversations side by side (default: {DEFAULT_SLOTS}, on CPU {DEFAULT_SLOTS_CPU})",
     )
     machine.add_argument(
-        "--steps-per-dispatch", type=integer(1), default=16, metavar="N", help="(default: %(default)s)"
-    )
-    machine.add_argument("--attention", choices=("dense", "tree"), help="(default: what is faster)")
-    machine.add_argument(
         "--part",
         type=part,
         default=(0, 1),
@@ -164,8 +160,6 @@ def run(options: argparse.Namespace) -> int:
         evaluation=options.evaluation,
         drop_overlapping=options.drop_overlapping,
         slots=options.slots or (DEFAULT_SLOTS_CPU if backend.platform == "cpu" else DEFAULT_SLOTS),
-        steps_per_dispatch=options.steps_per_dispatch,
-        attention=options.attention,
         max_seconds=None if options.max_minutes is None else 60 * options.max_minutes,
         say=say,
     )

@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding.tree import DraftTree
 from eagle_jax.decoding.verify import TargetOutput
+from eagle_jax.drafters.tree import DraftTree
 
 
 @jax.tree_util.register_dataclass

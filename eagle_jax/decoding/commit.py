@@ -1,14 +1,13 @@
 """Commit: keep the accepted rows, emit their tokens, and end the slots that are done."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 
 from eagle_jax.decoding.accept import Acceptance
 from eagle_jax.decoding.sampling_state import SamplingState
-from eagle_jax.decoding.state import LENGTH, RUNNING, STOPPED, DecodeState, DraftState, write_tokens
+from eagle_jax.decoding.state import LENGTH, RUNNING, STOPPED, DecodeState, write_tokens
 from eagle_jax.decoding.verify import TargetOutput
 from eagle_jax.models.cache import ordered_after
 
@@ -35,9 +34,7 @@ def cut(state: DecodeState, tokens: jax.Array, counts: jax.Array) -> tuple[jax.A
     return jnp.where(running, emitted, 0), jnp.where(running, finish, state.finish).astype(jnp.int32)
 
 
-def commit(
-    state: DecodeState, draft: DraftState, output: TargetOutput, acceptance: Acceptance, shape: int = 0
-) -> DecodeState:
+def commit(state: DecodeState, output: TargetOutput, acceptance: Acceptance, shape: int = 0) -> DecodeState:
     """Moves the accepted path of each slot into the state; `shape` is the round's place among the candidates.
 
     The root and all emitted tokens but the last get their rows into the target cache; the last emitted token is the next root.
@@ -46,12 +43,6 @@ def commit(
     lengths = state.lengths + emitted
     # All D + 1 rows of the path are written; those beyond the new length are never read and soon overwritten.
     cache = state.target_cache.write(output.rows, ordered_after(state.lengths, emitted), acceptance.path)
-    features = jnp.take_along_axis(output.features, acceptance.path[..., None], axis=1)  # [B, D + 1, F]
-    features = features.astype(draft.features.dtype)
-    if features.shape[1] != draft.rows:  # one of several shapes of rounds: behind the rows that are still due
-        at = state.lengths - draft.lengths
-        put = jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
-        features = put(draft.features, features, at)
     running = state.running
     depth = state.accepted_at_depth.shape[1]
     reached = (jnp.arange(depth) < acceptance.counts[:, None]) & running[:, None]
@@ -61,7 +52,6 @@ def commit(
         lengths=lengths,
         finish=finish,
         target_cache=cache,
-        draft=dataclasses.replace(draft, features=features),
         rounds=state.rounds + running,
         unread=state.unread.add(acceptance.tokens, emitted, tag=1 + shape),
         accepted_at_depth=state.accepted_at_depth + reached,

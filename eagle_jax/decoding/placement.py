@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eagle_jax.decoding.state import DecodeState
+from eagle_jax.drafters.base import Memory
 from eagle_jax.parallel.mesh import DATA, MODEL, data_groups
 from eagle_jax.parallel.partition import partition_spec
 
@@ -68,19 +69,20 @@ def path_name(path: tuple[Any, ...]) -> str:
     return ".".join(str(key) for key in keys if key is not None)
 
 
-def state_specs(state: DecodeState, target_shards: int, draft_shards: int) -> DecodeState:
-    """How a state is split: slots over the groups, heads of the caches and what runs over the vocabulary over the shards."""
+def state_specs(state: DecodeState, shards: int, memory: Memory) -> DecodeState:
+    """How a state is split: slots over the groups, heads of the cache and what runs over the vocabulary over the shards; `memory`
+    are the specs of the drafter's."""
 
     def of(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
         names = [getattr(key, "name", None) for key in path]
-        shards = draft_shards if names[0] == "draft" else target_shards
-        split = shards > 1 and ("target_cache" in names or "cache" in names or "history" in names or "bias" in names)
+        split = shards > 1 and ("target_cache" in names or "history" in names or "bias" in names)
         if not leaf.ndim or "costs" in names:
             # Of the whole group; between dispatches each device keeps what it had.
             return PartitionSpec()
         return PartitionSpec(DATA, MODEL) if split else PartitionSpec(DATA)
 
-    return jax.tree_util.tree_map_with_path(of, state)
+    specs = jax.tree_util.tree_map_with_path(of, dataclasses.replace(state, draft=()))
+    return dataclasses.replace(specs, draft=memory)
 
 
 def placed(shapes: Any, specs: Any, mesh: Mesh | None) -> Any:
@@ -107,14 +109,9 @@ def own_group(values: Any, mesh: Mesh | None) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, group, keepdims=False), values)
 
 
-def without_caches(state: DecodeState) -> DecodeState:
-    """The state but for its largest buffers."""
-    empty = dataclasses.replace(state.target_cache, keys=(), values=())
-    return dataclasses.replace(state, target_cache=empty, draft=dataclasses.replace(state.draft, cache=empty))
-
-
-def only_if(active: jax.Array, new: DecodeState, old: DecodeState) -> DecodeState:
-    """`new` where `active` (bool scalar), else `old`, but in any case the caches of `new`."""
-    chosen = jax.tree.map(lambda a, b: jnp.where(active, a, b), without_caches(new), without_caches(old))
-    draft = dataclasses.replace(chosen.draft, cache=new.draft.cache)
-    return dataclasses.replace(chosen, target_cache=new.target_cache, draft=draft)
+def only_if(active: jax.Array, new: DecodeState, old: DecodeState, memory: Memory) -> DecodeState:
+    """`new` where `active` (bool scalar), else `old`, but in any case the cache of `new` and the drafter's `memory`."""
+    # With the same arrays on both sides nothing is chosen for these.
+    old = dataclasses.replace(old, target_cache=new.target_cache, draft=memory)
+    new = dataclasses.replace(new, draft=memory)
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(active, a, b), new, old)

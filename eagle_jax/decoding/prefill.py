@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.decoding.commit import cut
-from eagle_jax.decoding.draft import Drafter
 from eagle_jax.decoding.placement import only_if
 from eagle_jax.decoding.sampling_state import SamplingState
 from eagle_jax.decoding.state import RUNNING, DecodeState, write_tokens
+from eagle_jax.drafters.base import Drafter, Reading
 from eagle_jax.models.cache import ordered_after
 from eagle_jax.models.llama import Llama
 from eagle_jax.parallel.vocabulary import Vocabulary
@@ -66,13 +66,13 @@ def prefill_chunk(
         start + jnp.arange(size, dtype=jnp.int32)[None],
         state.target_cache.slot(slot),
         start[None],
-        capture_layers=drafter.capture_layers,
+        capture_layers=drafter.aux_layers,
         prompt_lengths=chunk.prompt_length[None],
     )
     last = jax.lax.dynamic_slice_in_dim(out.hidden, chunk.valid - 1, 1, axis=1)  # [1, 1, H]
     logits = target.logits(last)  # [1, 1, V]
     first_token, sampling = first_choice(logits, target.vocabulary, state.sampling, chunk, processed_logprobs)  # [1, 1]
-    draft = drafter.prefill(state.draft, slot, start, next_tokens, out.features, chunk.valid)
+    draft = drafter.prefill(state.draft, Reading(slot, start, next_tokens, out.features, chunk.valid))
     end = start + chunk.valid  # position of the token after the chunk
 
     state = dataclasses.replace(
@@ -90,7 +90,7 @@ def prefill_chunk(
         rounds=state.rounds.at[slot].set(0),
         accepted_at_depth=state.accepted_at_depth.at[slot].set(0),
         sampling=sampling,
-        ladder=None if state.ladder is None else state.ladder.start(slot),
+        adaptive=None if state.adaptive is None else state.adaptive.start(slot),
         accept_limits=None if state.accept_limits is None else state.accept_limits.at[slot].set(chunk.accept_limit),
     )
     # The first token leaves through the same gate as every other: it may be a stop id, or all there is room for.
@@ -105,7 +105,9 @@ def prefill_chunk(
         lengths=state.lengths + emitted,
         finish=jnp.where(here, finish, state.finish),
     )
-    return state if chunk.active is None else only_if(chunk.active, state, before)
+    if chunk.active is None:
+        return state
+    return only_if(chunk.active, state, before, drafter.choose(chunk.active, state.draft, before.draft))
 
 
 def first_choice(

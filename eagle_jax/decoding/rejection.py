@@ -15,8 +15,8 @@ import numpy as np
 from eagle_jax.decoding.accept import Acceptance, accept
 from eagle_jax.decoding.rules import Rule
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.decoding.tree import DraftTree, StaticTree
 from eagle_jax.decoding.verify import TargetOutput
+from eagle_jax.drafters.tree import DraftTree, StaticTree
 from eagle_jax.sampling.noise import Stream, stream_key, uniform, vocabulary_gumbel
 from eagle_jax.sampling.processing import choose_possible, probabilities
 

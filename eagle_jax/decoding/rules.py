@@ -1,26 +1,15 @@
 """How drafts are made and accepted when tokens are sampled, in vLLM's words, and which combinations there are."""
 
 import dataclasses
-import enum
 import itertools
 from collections.abc import Sequence
 
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.base import Drafts
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 
 REJECTION_METHODS = ("seeded", "standard", "block", "recursive", "traversal", "synthetic")
 DRAFT_METHODS = ("greedy", "probabilistic")
 _SYNTHETIC = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
-
-
-class Drafts(enum.Enum):
-    """How a drafter picks the children of a node in slots that sample."""
-
-    LIKELIEST = enum.auto()
-    """The likeliest, as in greedy decoding."""
-    SHARED_NOISE = enum.auto()
-    """The largest sums of log-probability and the noise that the target will draw with at this position."""
-    SAMPLED = enum.auto()
-    """Drawn without replacement from the head's distribution, which is kept for the test of acceptance."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.parallel.vocabulary import Vocabulary
-from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.params import MAX_LOGPROBS, SamplingMode
 from eagle_jax.sampling.processing import control_logits, log_probabilities, process_logits
 from eagle_jax.sampling.settings import SlotSettings
@@ -223,11 +222,7 @@ class SamplingState:
                 )
             return process_logits(logits, self.settings, self.vocabulary)
 
-    def target_noise(self, positions: jax.Array, ids: jax.Array | None = None) -> jax.Array:
-        """The Gumbel noise of the target's draws: float32 `[B, P, V]` at positions int32 `[B, P]` for ids int32 `[V]`.
-
-        Without ids, for this device's columns of the target's vocabulary.
-        """
-        ids = self.vocabulary.ids() if ids is None else ids
+    def target_noise(self, positions: jax.Array) -> jax.Array:
+        """`SlotSettings.target_noise` for this device's columns of the target's vocabulary."""
         with jax.named_scope("noise"):
-            return vocabulary_gumbel(stream_key(self.settings.seeds[:, None], positions, Stream.TARGET), ids)
+            return self.settings.target_noise(positions, self.vocabulary.ids())

@@ -5,34 +5,16 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding.ladder import LadderState
+from eagle_jax.decoding.adaptive import MAX_CANDIDATES, AdaptiveState
 from eagle_jax.decoding.sampling_state import SamplingState
+from eagle_jax.drafters.base import DraftView, Memory
 from eagle_jax.models.cache import KVCache
 
 RUNNING, STOPPED, LENGTH = 0, 1, 2
 """Values of `DecodeState.finish`: still running; a stop id was emitted; the budget or the context is used up."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DraftState:
-    """What a drafter keeps between rounds. Plain decoding keeps nothing: no layers, features of width 0."""
-
-    cache: KVCache
-    """Committed draft rows: row p holds (feature of token p, embedding of token p + 1)."""
-    lengths: jax.Array
-    """Committed draft rows, int32 `[B]`. Rows `lengths .. DecodeState.lengths - 1` are due in the next extend step."""
-    features: jax.Array
-    """True target features of the rows that are due, `[B, A, F]`, first due row first; A is the longest path of a tree, or
-    `Ladder.due_rows`."""
-
-    @property
-    def rows(self) -> int:
-        """A."""
-        return self.features.shape[1]
-
-
-TAGS = 16
+TAGS = MAX_CANDIDATES + 1
 """Values of the tag in `Unread.codes`."""
 
 
@@ -85,8 +67,8 @@ class DecodeState:
     """`RUNNING`, `STOPPED` or `LENGTH`, int32 `[B]`; a slot without a request is `LENGTH`."""
     target_cache: KVCache
     """Committed rows of the target."""
-    draft: DraftState
-    """What the drafter keeps."""
+    draft: Memory
+    """What the drafter keeps, unopened."""
     generations: jax.Array
     """Which request each slot holds, int32 `[B]`: a number that the host gave with the prompt."""
     unread: Unread
@@ -99,7 +81,7 @@ class DecodeState:
     """How tokens are chosen; within greedy rounds None."""
     accept_limits: jax.Array | None
     """Most drafts that a round of each slot accepts, int32 `[B]`; None in programs that are not shape-invariant."""
-    ladder: LadderState | None = None
+    adaptive: AdaptiveState | None = None
     """What the choice among several shapes of rounds rests on; None where all rounds have the same."""
 
     @property
@@ -108,9 +90,10 @@ class DecodeState:
         return self.finish == RUNNING
 
     @property
-    def roots(self) -> jax.Array:
-        """The pending token of each slot, int32 `[B]`."""
-        return jnp.take_along_axis(self.tokens, self.lengths[:, None], axis=1)[:, 0]
+    def view(self) -> DraftView:
+        """What a drafter may see."""
+        settings = None if self.sampling is None else self.sampling.settings
+        return DraftView(self.tokens, self.lengths, self.running, settings)
 
 
 def cache_capacity(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.decoding.tree import DraftTree, ancestor_mask
+from eagle_jax.drafters.tree import DraftTree, ancestor_mask
 from eagle_jax.models.cache import KVRows
 from eagle_jax.models.llama import Llama
 from eagle_jax.sampling.processing import choose, choose_possible, draw

@@ -1,7 +1,7 @@
-"""Times of the rungs of a ladder on the user's own device, measured once and kept in the user's cache directory.
+"""What rounds of adaptive speculation cost on the user's own device, measured once and kept in the user's cache directory.
 
-The compiled rounds themselves are timed: costs that leave no choice make the program run one rung only. So nothing is compiled,
-and what is measured is what will be run. The file is small JSON that people can read, change or delete.
+The compiled rounds themselves are timed: costs that leave no choice make the program run one candidate only. So nothing is
+compiled, and what is measured is what will be run. The file is small JSON that people can read, change or delete.
 """
 
 import dataclasses
@@ -20,10 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.decoding.ladder import Ladder, forced
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation, forced
+from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.state import RUNNING, DecodeState
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.engine.programs import Programs
+from eagle_jax.engine.scheduler import UNBOUNDED
 from eagle_jax.loading.demo_target import cache_folder
 from eagle_jax.sampling.params import SamplingMode
 
@@ -39,12 +41,12 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Measured times of a ladder."""
+    """Measured times."""
 
     key: dict[str, Any]
-    """What they depend on: device, models, dtypes, slots, capacity, class of rounds, version of JAX, rungs."""
+    """What they depend on: device, models, dtypes, slots, capacity, class of rounds, version of JAX, candidates."""
     ms: list[float]
-    """Time of a round of each rung, in milliseconds; the first is plain decoding."""
+    """Time of a round of each candidate, in milliseconds; the first is plain decoding."""
 
     @property
     def file(self) -> Path:
@@ -54,21 +56,21 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """What the file holds."""
         plain = self.ms[0]
-        rungs = [
-            {"rung": name, "ms": ms, "plain_rounds": round(ms / plain, 3)}
-            for name, ms in zip(self.key["rungs"], self.ms, strict=True)
+        candidates = [
+            {"candidate": name, "ms": ms, "plain_rounds": round(ms / plain, 3)}
+            for name, ms in zip(self.key["candidates"], self.ms, strict=True)
         ]
-        return {"rungs": rungs, **{name: value for name, value in self.key.items() if name != "rungs"}}
+        return {"candidates": candidates, **{name: value for name, value in self.key.items() if name != "candidates"}}
 
     @staticmethod
     def read(path: Path, key: dict[str, Any]) -> "Calibration | None":
         """What an earlier run measured for the same key; None if there is nothing that can be read."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            rungs = found.pop("rungs")
-            if {**found, "rungs": [entry["rung"] for entry in rungs]} != key:
+            candidates = found.pop("candidates")
+            if {**found, "candidates": [entry["candidate"] for entry in candidates]} != key:
                 return None
-            ms = [float(entry["ms"]) for entry in rungs]
+            ms = [float(entry["ms"]) for entry in candidates]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return Calibration(key=key, ms=ms) if all(0 < value < float("inf") for value in ms) else None
@@ -88,9 +90,9 @@ class Calibration:
 
 
 def calibration_key(programs: Programs, mode: SamplingMode) -> dict[str, Any]:
-    """Everything that the times of the rungs depend on, as JSON can hold it."""
+    """Everything that the times of the candidates depend on, as JSON can hold it."""
     plan, weights = programs.plan, jax.tree.leaves(programs.weights)
-    assert isinstance(plan.tree, Ladder)
+    assert isinstance(plan.tree, AdaptiveSpeculation)
     shapes = [(leaf.shape, str(leaf.dtype)) for leaf in weights]
     return {
         "device": programs.device.device_kind,
@@ -102,7 +104,7 @@ def calibration_key(programs: Programs, mode: SamplingMode) -> dict[str, Any]:
         "batch": plan.slots,
         "max_length": plan.max_length,
         "mode": mode.name.lower(),
-        "rungs": [rung_name(rung) for rung in plan.tree.rungs],
+        "candidates": [candidate_name(candidate) for candidate in plan.tree.candidates],
     }
 
 
@@ -114,7 +116,7 @@ def calibration_file(key: dict[str, Any]) -> Path:
 
 
 def calibrate(programs: Programs, mode: SamplingMode, *, again: bool = False) -> Calibration:
-    """The calibration of programs whose tree is a ladder: from its file, else measured and written to it.
+    """The calibration of programs with adaptive speculation: from its file, else measured and written to it.
 
     Args:
       programs: of an engine that does not run.
@@ -124,77 +126,79 @@ def calibrate(programs: Programs, mode: SamplingMode, *, again: bool = False) ->
     key = calibration_key(programs, mode)
     found = None if again else Calibration.read(calibration_file(key), key)
     if found is None:
-        found = Calibration(key=key, ms=[round(ms, DIGITS) for ms in measure_rungs(programs, mode)])
+        found = Calibration(key=key, ms=[round(ms, DIGITS) for ms in measure_candidates(programs, mode)])
         found.write()
-        _log.info("calibrated %s", ", ".join(f"{r['rung']} {r['ms']} ms" for r in found.to_dict()["rungs"]))
+        _log.info("calibrated %s", ", ".join(f"{r['candidate']} {r['ms']} ms" for r in found.to_dict()["candidates"]))
     return found
 
 
-def rung_name(rung: TreeConfig | StaticTree | None) -> str:
-    """A rung in words."""
-    if rung is None:
+def candidate_name(candidate: TreeConfig | StaticTree | None) -> str:
+    """A candidate in words."""
+    if candidate is None:
         return "plain"
-    if rung.total_tokens == rung.max_depth + 1:
-        return f"chain {rung.max_depth}"
-    if isinstance(rung, TreeConfig):
-        return f"tree {rung.total_tokens}/{rung.depth}/{rung.top_k}"
-    return f"static tree {hashlib.sha256(repr(rung.paths).encode()).hexdigest()[:8]}"
+    if candidate.total_tokens == candidate.max_depth + 1:
+        return f"chain {candidate.max_depth}"
+    if isinstance(candidate, TreeConfig):
+        return f"tree {candidate.total_tokens}/{candidate.depth}/{candidate.top_k}"
+    return f"static tree {hashlib.sha256(repr(candidate.paths).encode()).hexdigest()[:8]}"
 
 
-def measure_rungs(programs: Programs, mode: SamplingMode, length: int | None = None) -> list[float]:
-    """Milliseconds of a round of each rung: medians of runs in which the rungs take turns.
+def measure_candidates(programs: Programs, mode: SamplingMode, length: int | None = None) -> list[float]:
+    """Milliseconds of a round of each candidate: medians of runs in which the candidates take turns.
 
     Of two runs, of which one has a single round (`step_seconds`), so that no dispatch is counted.
 
     Args:
-      programs: those of an engine that does not run, whose tree is a ladder.
+      programs: those of an engine that does not run, with adaptive speculation.
       mode: of the rounds.
       length: committed tokens of each slot at the start; None fills the slots by half.
     """
-    ladder = programs.plan.tree
-    assert isinstance(ladder, Ladder)
-    rungs = range(len(ladder.rungs))
+    speculation = programs.plan.tree
+    assert isinstance(speculation, AdaptiveSpeculation)
+    candidates = range(len(speculation.candidates))
     length = programs.plan.max_length // 2 if length is None else length
-    rounds = [2] * len(ladder.rungs)
-    for rung in rungs:
-        _run(programs, mode, ladder, rung, rounds[rung], length)  # warms up
-        estimate = step_seconds(*(_run(programs, mode, ladder, rung, count, length) for count in (rounds[rung] + 1, 1)))
-        rounds[rung] = int(np.clip(SECONDS / estimate, LEAST_ROUNDS, MOST_ROUNDS))
-    times: list[list[float]] = [[] for _ in rungs]
+    rounds = [2] * len(speculation.candidates)
+    for candidate in candidates:
+        _run(programs, mode, speculation, candidate, rounds[candidate], length)  # warms up
+        estimate = step_seconds(
+            *(_run(programs, mode, speculation, candidate, count, length) for count in (rounds[candidate] + 1, 1))
+        )
+        rounds[candidate] = int(np.clip(SECONDS / estimate, LEAST_ROUNDS, MOST_ROUNDS))
+    times: list[list[float]] = [[] for _ in candidates]
     for _ in range(RUNS):
-        for rung in rungs:
-            long = _run(programs, mode, ladder, rung, rounds[rung] + 1, length)
-            times[rung].append(step_seconds(long, _run(programs, mode, ladder, rung, 1, length)))
+        for candidate in candidates:
+            long = _run(programs, mode, speculation, candidate, rounds[candidate] + 1, length)
+            times[candidate].append(step_seconds(long, _run(programs, mode, speculation, candidate, 1, length)))
     return [statistics.median(runs) * 1e3 for runs in times]
 
 
 def _run(
-    programs: Programs, mode: SamplingMode, ladder: Ladder, rung: int, rounds: int, length: int
+    programs: Programs, mode: SamplingMode, speculation: AdaptiveSpeculation, candidate: int, rounds: int, length: int
 ) -> tuple[float, int]:
     """Seconds of a run of at most so many rounds, and how many they were."""
     plan = programs.plan
     state = programs.init()
     placement = jax.tree.map(lambda x: x.sharding, state)
-    state = jax.device_put(at_length(state, length, plan.max_length), placement)
-    assert state.ladder is not None
-    costs = jax.device_put(forced(ladder, rung), state.ladder.costs.sharding)
-    state = dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
+    state = jax.device_put(at_length(plan, programs.weights, state, length), placement)
+    assert state.adaptive is not None
+    costs = jax.device_put(forced(speculation, candidate), state.adaptive.costs.sharding)
+    state = dataclasses.replace(state, adaptive=dataclasses.replace(state.adaptive, costs=costs))
     # However many drafts are accepted, no slot may end before the last round.
-    most = max(1, (plan.max_length - length - 1) // (ladder.depths[rung] + 1))
+    most = max(1, (plan.max_length - length - 1) // (speculation.depths[candidate] + 1))
     return run_rounds(programs, mode, state, min(rounds, most))
 
 
-@functools.partial(jax.jit, static_argnames="max_length", donate_argnames="state")
-def at_length(state: DecodeState, length: jax.Array | int, max_length: int) -> DecodeState:
-    """A state whose slots all hold `length` committed rows of zeros and run on up to `max_length` tokens."""
+@functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
+def at_length(plan: Plan, weights: Weights, state: DecodeState, length: jax.Array | int) -> DecodeState:
+    """A state whose slots all hold `length` committed rows of zeros and run on up to the longest sequence."""
     lengths = jnp.full_like(state.lengths, length)
     return dataclasses.replace(
         state,
         lengths=lengths,
         prompt_lengths=lengths,
-        limits=jnp.full_like(lengths, max_length),
+        limits=jnp.full_like(lengths, plan.max_length),
         finish=jnp.full_like(lengths, RUNNING),
-        draft=dataclasses.replace(state.draft, lengths=jnp.maximum(lengths - 1, 0)),
+        draft=plan.modules(weights)[1].assume(state.draft, lengths),
     )
 
 
@@ -203,7 +207,7 @@ def run_rounds(programs: Programs, mode: SamplingMode, state: DecodeState, round
     report was full before."""
     jax.block_until_ready(state)
     start = time.perf_counter()
-    _, report = programs.decode(state, range(programs.plan.slots), mode, rounds=rounds, until_finished=False)
+    _, report = programs.decode(state, range(programs.plan.slots), mode, rounds=rounds, max_ended=UNBOUNDED)
     jax.block_until_ready(report)
     seconds = time.perf_counter() - start
     return seconds, max(len(slot.round_lengths) for slot in programs.read(report).values())

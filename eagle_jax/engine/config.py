@@ -7,13 +7,14 @@ from typing import Literal
 import jax
 from flax import nnx
 
-from eagle_jax.decoding.ladder import Ladder
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation
 from eagle_jax.decoding.rules import SEEDED, Rule
+from eagle_jax.drafters.registry import check_method
 from eagle_jax.loading import Draft, Target
 from eagle_jax.models import LlamaConfig
 from eagle_jax.parallel.mesh import data_groups
 from eagle_jax.sampling.params import check_seed
-from eagle_jax.speculative_config import AUTO, Tree, check_shape, default_ladder, default_tree
+from eagle_jax.speculative_config import AUTO, Tree, check_shape, default_candidates, default_tree
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 SMALLEST_CAPACITY = 256
@@ -37,6 +38,8 @@ class EngineConfig:
     """Prompt tokens read at once: C."""
     tree: Tree | None = None
     """Shape of the draft trees, or several to choose from; None decodes plainly."""
+    method: str = "eagle3"
+    """What drafts, by its name in `eagle_jax.drafters.registry`; means nothing without a tree."""
     rule: Rule = SEEDED
     """How drafts are made and accepted where tokens are sampled (`make_rule`)."""
     logprobs_mode: str = LOGPROBS_MODES[0]
@@ -60,15 +63,16 @@ class EngineConfig:
             )
         if self.seed is not None:
             check_seed(self.seed)
+        check_method(self.method)
         tree = self.tree
         if tree is not None and not isinstance(tree, Tree):
-            raise TypeError(f"tree must be a TreeConfig, a StaticTree, a Ladder or {AUTO!r}, got {tree!r}")
+            raise TypeError(f"tree must be a TreeConfig, a StaticTree, AdaptiveSpeculation or {AUTO!r}, got {tree!r}")
         if tree is not None:
             check_shape(self.rule, tree)
         if self.shape_invariant:
             if tree is None:
                 raise ValueError("shape_invariant needs a draft, whose rounds plain decoding then runs too")
-            if isinstance(tree, Ladder) or tree.total_tokens != tree.max_depth + 1:
+            if isinstance(tree, AdaptiveSpeculation) or tree.total_tokens != tree.max_depth + 1:
                 raise ValueError(f"shape_invariant works on chains, but tree is {tree}; give num_speculative_tokens")
             if not self.rule.exact_match:
                 raise ValueError(
@@ -108,7 +112,7 @@ class EngineConfig:
             raise TypeError(f"target must be what load_target returns, got {target!r}")
         platform, groups = device_of(target.model).platform, data_groups(target.mesh)
         shape = None if draft is None else _tree_for(target, draft, tree, platform)
-        if isinstance(shape, Ladder) and jax.process_count() > 1:
+        if isinstance(shape, AdaptiveSpeculation) and jax.process_count() > 1:
             raise ValueError(
                 f"tree 'auto' is measured by the clock of one process, and there are {jax.process_count()}; give a tree or "
                 "num_speculative_tokens"
@@ -116,6 +120,7 @@ class EngineConfig:
         config = EngineConfig(
             tree=shape,
             rule=SEEDED if draft is None else rule,
+            method=EngineConfig.method if draft is None else draft.config.method,
             max_model_len=context_length(target.config) if max_model_len is None else max_model_len,
             max_num_seqs=-(-DEFAULT_MAX_NUM_SEQS // groups) * groups if max_num_seqs is None else max_num_seqs,
             prefill_chunk=(64 if platform == "cpu" else 256) if prefill_chunk is None else prefill_chunk,
@@ -182,7 +187,7 @@ def _tree_for(target: Target, draft: Draft, tree: Tree | Literal["auto"] | None,
     if tree is None:
         tree = default_tree(draft)
     elif isinstance(tree, str) and tree == AUTO:
-        tree = default_ladder(draft.config, platform, draft.num_speculative_tokens)
+        tree = default_candidates(draft.config, platform, draft.num_speculative_tokens)
     sizes: Mapping[str, tuple[int, int]] = {
         "hidden_size": (draft.config.target_hidden_size, target.config.hidden_size),
         "vocab_size": (draft.config.vocab_size, target.config.vocab_size),

@@ -5,6 +5,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +18,6 @@ from eagle_jax.engine.outputs import OutputProcessor
 from eagle_jax.engine.programs import Programs
 from eagle_jax.engine.request import Request
 from eagle_jax.engine.scheduler import Schedule, Scheduler
-from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
 from eagle_jax.outputs import Delta
 from eagle_jax.sampling.params import SamplingMode
@@ -41,7 +41,7 @@ class EngineCore:
 
     Args:
       target: the target model.
-      head: the draft head, or None for plain decoding.
+      draft: what `config.method` drafts with, such as a draft head; None for plain decoding.
       config: the configuration.
       outputs: what makes texts and results of tokens; an engine of its own.
       mesh: the devices that hold the weights, as `eagle_jax.parallel.make_mesh` makes it; None is one device.
@@ -53,14 +53,14 @@ class EngineCore:
     def __init__(
         self,
         target: Llama,
-        head: DraftHead | None,
+        draft: Any,
         config: EngineConfig,
         *,
         outputs: OutputProcessor | None = None,
         mesh: Mesh | None = None,
     ):
         self.config = config
-        self.programs = Programs(target, head, config, mesh)
+        self.programs = Programs(target, draft, config, mesh)
         self.outputs = OutputProcessor(None, config.max_depth) if outputs is None else outputs
         self.times = StepTimes()
         self._dtype = target.dtype
@@ -210,7 +210,7 @@ class EngineCore:
             list(schedule.running),
             schedule.mode,
             rounds=schedule.rounds,
-            until_finished=schedule.until_finished,
+            max_ended=schedule.max_ended,
         )
         self._in_flight.append((report, schedule))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding.ladder import Ladder
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation
 from eagle_jax.decoding.report import report_tokens
 from eagle_jax.decoding.state import cache_capacity
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.loading import cache_bytes_per_row
 from eagle_jax.models import DraftConfig, LlamaConfig
 from eagle_jax.parallel.vocabulary import Vocabulary
@@ -28,7 +28,7 @@ class Footprint:
 
     target: LlamaConfig
     draft: DraftConfig | None
-    tree: TreeConfig | StaticTree | Ladder | None
+    tree: TreeConfig | StaticTree | AdaptiveSpeculation | None
     """None exactly when there is no draft."""
     target_dtype: jnp.dtype
     draft_dtype: jnp.dtype | None
@@ -55,7 +55,7 @@ class Footprint:
     def cache_bytes(self, max_length: int) -> int:
         """Bytes of the caches of target and head and of all else that slots keep, for sequences of up to `max_length` tokens."""
         path = 1 if self.tree is None else self.tree.max_depth + 1
-        if isinstance(self.tree, Ladder):
+        if isinstance(self.tree, AdaptiveSpeculation):
             path = self.tree.due_rows
         idle = self.groups > 1
         rows = self.group_slots * cache_capacity(max_length, self.prefill_chunk, path, idle_prefills=idle)

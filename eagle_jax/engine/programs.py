@@ -8,16 +8,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 
 from eagle_jax.decoding.attention import AttentionShape
 from eagle_jax.decoding.compiler import compile_for_device
-from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill, split
+from eagle_jax.decoding.loop import decode, init_state, prefill, state_shapes
 from eagle_jax.decoding.placement import everywhere
+from eagle_jax.decoding.plan import Plan, Weights, split
 from eagle_jax.decoding.prefill import PromptChunk
 from eagle_jax.decoding.report import Report, SlotReport
 from eagle_jax.decoding.rules import SEEDED
 from eagle_jax.decoding.state import DecodeState
+from eagle_jax.drafters.registry import DrafterSpec
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.request import Request
 from eagle_jax.engine.scheduler import Chunk, Running
@@ -54,7 +57,7 @@ class Programs:
 
     Args:
       target: the target model.
-      head: the draft head; None exactly when `config` has no tree.
+      draft: what `config.method` drafts with: a module, or any pytree of arrays; None exactly when `config` has no tree.
       config: the configuration.
       mesh: the devices that hold the weights, as `eagle_jax.parallel.make_mesh` makes it; None is one device.
 
@@ -62,21 +65,22 @@ class Programs:
       ValueError: modules that were not made for the mesh, or a configuration that does not suit them.
     """
 
-    def __init__(self, target: Llama, head: DraftHead | None, config: EngineConfig, mesh: Mesh | None = None):
+    def __init__(self, target: Llama, draft: Any, config: EngineConfig, mesh: Mesh | None = None):
         mesh = check_mesh(mesh)
+        head = draft if isinstance(draft, DraftHead) else None
         _check_shards(target, head, mesh, config.max_num_seqs)
-        if (head is None) != (config.tree is None):
-            raise ValueError("head and tree go together: give both to speculate, neither to decode plainly")
+        if (draft is None) != (config.tree is None):
+            raise ValueError("draft and tree go together: give both to speculate, neither to decode plainly")
         if head is not None and config.tree is not None and config.tree.top_k > head.config.draft_vocab_size:
             raise ValueError(
                 f"tree top_k {config.tree.top_k} exceeds the head's vocabulary of {head.config.draft_vocab_size}"
             )
         target_def, target_weights = split(target)
-        head_def, head_weights = (None, None) if head is None else split(head)
+        draft_def, draft_weights = split(draft) if isinstance(draft, nnx.Module) else (None, draft)
         self.config, self._mesh = config, mesh
         self.plan = Plan(
             target_def=target_def,
-            head_def=head_def,
+            drafter=None if draft is None else DrafterSpec(config.method, draft_def),
             tree=config.tree,
             slots=config.max_num_seqs,
             max_length=config.max_model_len,
@@ -87,7 +91,7 @@ class Programs:
             shape_invariant=config.shape_invariant,
             mesh=mesh,
         )
-        self.weights = Weights(target_weights, head_weights)
+        self.weights = Weights(target_weights, draft_weights)
         self.costs: dict[SamplingMode, Sequence[float]] = {}
         """By mode, the time of a round of each candidate, in any unit, where the tree is a choice of several."""
         self._layout = self.plan.layout
@@ -135,12 +139,12 @@ class Programs:
         return new
 
     def decode(
-        self, state: DecodeState, slots: Sequence[int], mode: SamplingMode, *, rounds: int, until_finished: bool
+        self, state: DecodeState, slots: Sequence[int], mode: SamplingMode, *, rounds: int, max_ended: int
     ) -> tuple[DecodeState, Report]:
         """Rounds for the requests in some slots; the state is consumed. See `eagle_jax.decoding.loop.decode`."""
         active = np.zeros((self.plan.slots,), bool)
         active[list(slots)] = True
-        steering = [self._send(value) for value in (active, np.int32(rounds), np.bool_(until_finished))]
+        steering = [self._send(value) for value in (active, np.int32(rounds), np.int32(max_ended))]
         new, report = self._program("decode", mode).program(self.weights, state, *steering)
         if jax.process_count() > 1 and self._mesh is not None:
             report = replicate(self._mesh)(report)  # what a process reads must lie on its own devices
@@ -157,14 +161,14 @@ class Programs:
         Raises:
           ValueError: there is a choice, but no costs.
         """
-        if state.ladder is None:
+        if state.adaptive is None:
             return state
-        costs, number = self.costs.get(mode), state.ladder.costs.shape[0]
+        costs, number = self.costs.get(mode), state.adaptive.costs.shape[0]
         if costs is None or len(costs) != number or not all(cost > 0 for cost in costs):
             raise ValueError(f"costs must hold a positive time for each of {number} candidates, got {costs}")
-        placed = jax.device_put(np.asarray(costs, np.float32), state.ladder.costs.sharding)
-        shardings = jax.tree.map(lambda x: x.sharding, state.ladder)
-        return dataclasses.replace(state, ladder=jax.device_put(state.ladder.restart(placed), shardings))
+        placed = jax.device_put(np.asarray(costs, np.float32), state.adaptive.costs.sharding)
+        shardings = jax.tree.map(lambda x: x.sharding, state.adaptive)
+        return dataclasses.replace(state, adaptive=jax.device_put(state.adaptive.restart(placed), shardings))
 
     @property
     def geometry(self) -> dict[str, str | int]:
@@ -217,7 +221,7 @@ class Programs:
         if mode is None:
             return init_state.lower(self.of_mode(SamplingMode.GREEDY), self.weights).compile()
         plan = self.of_mode(mode)
-        state = plan.state_shapes(self.weights)
+        state = state_shapes(plan, self.weights)
         if kind == "prefill":
             example = self._chunk(
                 Chunk(Running(Request(request_id="", prompt_token_ids=(0,), max_new_tokens=1), 0, 0), 0), mode
@@ -226,7 +230,7 @@ class Programs:
             chunk = self._stacked([example] * groups, [False] * groups)
             lowered = prefill.lower(plan, self.weights, state, everywhere(chunk, plan.mesh))
         else:
-            steering = (np.ones((plan.slots,), bool), np.int32(1), np.bool_(False))
+            steering = (np.ones((plan.slots,), bool), np.int32(1), np.int32(1))
             lowered = decode.lower(plan, self.weights, state, *everywhere(steering, plan.mesh))
         return compile_for_device(lowered, self.device)
 

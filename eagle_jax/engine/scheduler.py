@@ -13,6 +13,8 @@ FIRST_ROUNDS = 4
 clocks differ, always."""
 ROUNDS_BEFORE_REFILL = 16
 """While requests wait, data-parallel groups that have nothing left to do wait so many rounds for the others at most."""
+REFILLED_SHARE = 16
+"""While requests wait, a dispatch goes on until one in so many slots has ended: of many slots one does in nearly every round."""
 UNBOUNDED = 2**31 - 1
 
 
@@ -48,8 +50,8 @@ class Schedule:
     """Of the rounds: the least that covers all running requests."""
     rounds: int
     """Most rounds of the dispatch."""
-    until_finished: bool
-    """Whether the dispatch returns as soon as a slot has ended, because another request waits for it."""
+    max_ended: int
+    """The dispatch returns as soon as so many slots have ended, because other requests wait for them."""
     ahead: bool
     """Whether the next step may be launched before the report of this one is read."""
 
@@ -114,7 +116,7 @@ class Scheduler:
             running=dict(self._running),
             mode=max((running.request.mode for running in self._running.values()), default=SamplingMode.GREEDY),
             rounds=min(rounds, ROUNDS_BEFORE_REFILL) if refill and self._groups > 1 else rounds,
-            until_finished=refill,
+            max_ended=max(1, self._group_slots // REFILLED_SHARE) if refill else UNBOUNDED,
             ahead=not refill or bool(admitted),
         )
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.decoding.ladder import Ladder
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation
 from eagle_jax.engine.core import EngineCore
 from eagle_jax.engine.request import Request
 from eagle_jax.entrypoints.llm import LLM
@@ -54,7 +54,7 @@ class AsyncLLM:
         )
         self._engine = decoder.make_engine(config, SamplingMode.FULL)
         if isinstance(
-            config.tree, Ladder
+            config.tree, AdaptiveSpeculation
         ):  # what rounds cost is measured with caches of its own: before there are others
             decoder.prepare(self._engine, list(SamplingMode))
         self._worker = _Worker(self._engine, self._llm.count)

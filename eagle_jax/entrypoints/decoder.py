@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from eagle_jax.decoding.ladder import Ladder
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation
 from eagle_jax.decoding.rules import Drafts
 from eagle_jax.engine.calibration import Calibration, calibrate
 from eagle_jax.engine.compilation_cache import keep_compiled_programs
@@ -162,7 +162,7 @@ class Decoder:
             return self.prepare(engine, [mode], progress=progress)
 
     def calibrate(self, *, prompts: int, tokens: int, again: bool = False) -> Calibration:
-        """Times of the rungs that a greedy call of so many prompts, the longest of so many tokens with its output, chooses from.
+        """Times of the candidates of a greedy call of so many prompts, the longest of so many tokens with its output.
 
         Args:
           prompts: in the call.
@@ -170,10 +170,12 @@ class Decoder:
           again: measure even if that was done before.
 
         Raises:
-          ValueError: there is no ladder.
+          ValueError: there is no choice.
         """
-        if not isinstance(self.config.tree, Ladder):
-            raise ValueError(f"only a ladder can be calibrated: give tree {AUTO!r}, not {self.config.tree}")
+        if not isinstance(self.config.tree, AdaptiveSpeculation):
+            raise ValueError(
+                f"only a choice of several trees can be calibrated: give tree {AUTO!r}, not {self.config.tree}"
+            )
         mode = SamplingMode.GREEDY
         with self._engine(self._config(prompts, tokens)) as engine:
             engine.programs.compile(mode)
@@ -207,7 +209,7 @@ class Decoder:
             for mode in modes:
                 engine.programs.compile(mode)
         missing = [mode for mode in modes if mode not in engine.programs.costs]
-        if isinstance(self.config.tree, Ladder) and missing:
+        if isinstance(self.config.tree, AdaptiveSpeculation) and missing:
             with spinner("Calibrating", enabled=progress):
                 for mode in missing:
                     engine.programs.costs[mode] = calibrate(engine.programs, mode).ms

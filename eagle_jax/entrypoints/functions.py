@@ -23,7 +23,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Unpack
 
 from eagle_jax.decoding.rules import SEEDED
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.entrypoints.decoder import Decoder
 from eagle_jax.entrypoints.keywords import (

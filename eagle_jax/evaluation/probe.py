@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from eagle_jax.decoding.loop import Plan, Weights, init_state, split
+from eagle_jax.decoding.loop import init_state
+from eagle_jax.decoding.plan import Plan, Weights, split
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.programs import Programs
 from eagle_jax.loading import Draft, Target
@@ -80,5 +81,5 @@ def _draft(plan: Plan, weights: Weights, chunk: PromptChunk) -> tuple[jax.Array,
     """Tokens and scores of the tree of the first round."""
     target, drafter = plan.modules(weights)
     state = prefill_chunk(target, drafter, init_state(plan, weights), chunk)
-    tree, _ = drafter.propose(dataclasses.replace(state, sampling=None))  # greedily
+    tree, _ = drafter.propose(state.draft, dataclasses.replace(state, sampling=None).view)  # greedily
     return tree.tokens, tree.scores

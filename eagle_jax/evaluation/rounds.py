@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax.decoding.accept import accept
-from eagle_jax.decoding.commit import commit
-from eagle_jax.decoding.loop import Plan, Weights, init_state, split
+from eagle_jax.decoding.loop import init_state
+from eagle_jax.decoding.plan import Plan, Weights, split
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
+from eagle_jax.decoding.round import decode_round
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
-from eagle_jax.decoding.verify import verify
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.programs import Programs
 from eagle_jax.entrypoints.prompts import PromptReader
@@ -119,19 +118,17 @@ def _begin(plan: Plan, weights: Weights, chunk: PromptChunk) -> DecodeState:
 def _round(plan: Plan, weights: Weights, state: DecodeState) -> tuple[DecodeState, dict[str, jax.Array]]:
     """`decode_round`, and the arrays of slot 0 on its way."""
     target, drafter = plan.modules(weights)
-    tree, drafted = drafter.propose(state)
-    output = verify(target, state, tree, drafter.max_depth, drafter.capture_layers)
-    acceptance = accept(tree, output, drafter.max_depth)
+    state, done = decode_round(target, drafter, state)
     seen = {
-        "tokens": tree.tokens,
-        "parents": tree.parents,
-        "depths": tree.depths,
-        "scores": tree.scores,
-        "choices": output.choices,
-        "path": acceptance.path,
-        "counts": acceptance.counts,
+        "tokens": done.tree.tokens,
+        "parents": done.tree.parents,
+        "depths": done.tree.depths,
+        "scores": done.tree.scores,
+        "choices": done.output.choices,
+        "path": done.acceptance.path,
+        "counts": done.acceptance.counts,
     }
-    return commit(state, drafted, output, acceptance), {name: value[0] for name, value in seen.items()}
+    return state, {name: value[0] for name, value in seen.items()}
 
 
 def _traced(seen: dict[str, Any], target: Target) -> TracedRound:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from eagle_jax.decoding.rules import SEEDED, Rule
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.evaluation.errors import EvaluationError
 from eagle_jax.speculative_config import check_shape
 

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from eagle_jax.decoding.loop import Plan, Weights, decode, split
+from eagle_jax.decoding.loop import decode, specs, state_shapes
 from eagle_jax.decoding.placement import everywhere, placed
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.decoding.plan import Plan, Weights, split
+from eagle_jax.drafters.registry import DrafterSpec
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.models import DraftConfig, Llama, LlamaConfig, make_head
 from eagle_jax.parallel.counting import count_collectives
 from eagle_jax.parallel.mesh import make_mesh
@@ -103,7 +105,7 @@ def compile_ahead(
         )
     plan = Plan(
         target_def=target_def,
-        head_def=head_def,
+        drafter=None if head is None else DrafterSpec(head.method, head_def),
         tree=tree,
         slots=placement.batch,
         max_length=placement.max_model_len,
@@ -111,9 +113,9 @@ def compile_ahead(
         mesh=mesh,
     )
     weights = Weights(target_state, head_state)
-    weights = placed(weights, plan.specs(weights)[0], mesh)
-    state = plan.state_shapes(weights)
-    steering = (np.ones((plan.slots,), bool), np.int32(1), np.bool_(False))
+    weights = placed(weights, specs(plan, weights)[0], mesh)
+    state = state_shapes(plan, weights)
+    steering = (np.ones((plan.slots,), bool), np.int32(1), np.int32(1))
     kind = devices[0].device_kind
     limit = next((size for name, size in DEVICE_BYTES.items() if kind.startswith(name)), None)
     if kind.startswith("TPU v5 lite"):
@@ -123,8 +125,8 @@ def compile_ahead(
         "devices": int(mesh.size),
         "device_bytes": limit,
         "target_bytes": _local_bytes(weights.target),
-        "draft_bytes": _local_bytes(weights.head),
-        "cache_bytes": _local_bytes((state.target_cache, state.draft.cache)),
+        "draft_bytes": _local_bytes(weights.draft),
+        "cache_bytes": _local_bytes((state.target_cache, state.draft)),
     }
     start = time.perf_counter()
     lowered = decode.lower(plan, weights, state, *everywhere(steering, mesh))

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation
 from eagle_jax.decoding.compiler import compile_for_device
-from eagle_jax.decoding.ladder import Ladder
-from eagle_jax.decoding.loop import Plan, Weights, init_state
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
-from eagle_jax.engine.calibration import at_length, measure_rungs, run_rounds, rung_name
+from eagle_jax.decoding.loop import init_state
+from eagle_jax.decoding.plan import Plan, Weights
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
+from eagle_jax.engine.calibration import at_length, candidate_name, measure_candidates, run_rounds
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.core import EngineCore
 from eagle_jax.engine.request import Request
@@ -32,7 +33,7 @@ COPIED_BYTES_CPU = 2**28
 """Size of the array whose copying is the measure of bandwidth: far beyond every cache."""
 
 LOOP, DIFFERENCE = "a loop of its own", "difference of loops"
-RUNG = "a rung of the ladder, no other allowed"
+CANDIDATE = "a candidate, no other allowed"
 ROOM = 768
 """Tokens that slots can grow by while whole rounds are measured."""
 
@@ -52,7 +53,7 @@ class BenchSettings:
     context: int
     """Committed tokens of each at the start."""
     tree: dict[str, Any] | str | None
-    """Shape of the draft trees; "auto" measures every rung of a ladder."""
+    """Shape of the draft trees; "auto" measures every candidate."""
     accepted_length: float | None
     """Tokens a round for which speeds are computed. Given, not measured: acceptance is synthetic."""
     attention: str | None = None
@@ -71,7 +72,7 @@ class Part:
     name: str
     ms: float
     how: str
-    """`LOOP`, `DIFFERENCE` or `RUNG`."""
+    """`LOOP`, `DIFFERENCE` or `CANDIDATE`."""
     count: int = 1
     """How often it happens in a round; `ms` and `bytes` are of all of them."""
     bytes: int = 0
@@ -88,7 +89,7 @@ class _Bench:
         self,
         target: Llama,
         head: DraftHead | None,
-        tree: TreeConfig | StaticTree | Ladder | None,
+        tree: TreeConfig | StaticTree | AdaptiveSpeculation | None,
         settings: BenchSettings,
         say: Say,
     ):
@@ -110,7 +111,7 @@ class _Bench:
     def state(self, plan: Plan, weights: Weights) -> Any:
         state = init_state(plan, weights)
         placement = jax.tree.map(lambda x: x.sharding, state)
-        return jax.device_put(at_length(state, self.settings.context, self.max_length), placement)
+        return jax.device_put(at_length(plan, weights, state, self.settings.context), placement)
 
     def bandwidth(self) -> float:
         """Bytes a second that copying moves, what is read and what is written together."""
@@ -143,14 +144,14 @@ class _Bench:
         self.measured[name] = loops.measure(run, runs=self.settings.runs, steps=self.settings.steps)
         self.say(f"{name}: {self.measured[name].ms:.3f} ms")
 
-    def rungs(self, ladder: Ladder, engine: EngineCore) -> list[Part]:
-        """Times a round of every rung. Plain rounds also keep features, which they would not elsewhere."""
-        engine.programs.costs[GREEDY] = costs = measure_rungs(engine.programs, GREEDY, self.settings.context)
+    def candidates(self, speculation: AdaptiveSpeculation, engine: EngineCore) -> list[Part]:
+        """Times a round of every candidate. Plain rounds also keep features, which they would not elsewhere."""
+        engine.programs.costs[GREEDY] = costs = measure_candidates(engine.programs, GREEDY, self.settings.context)
         parts = []
-        for rung, ms in zip(ladder.rungs, costs, strict=True):
-            passes = 0 if rung is None else draft_steps(rung) * self.floor.draft_step + self.floor.extend
-            parts.append(Part(name=rung_name(rung), ms=ms, how=RUNG, bytes=self.floor.target + passes))
-            self.say(f"rung {parts[-1].name}: {ms:.3f} ms")
+        for candidate, ms in zip(speculation.candidates, costs, strict=True):
+            passes = 0 if candidate is None else draft_steps(candidate) * self.floor.draft_step + self.floor.extend
+            parts.append(Part(name=candidate_name(candidate), ms=ms, how=CANDIDATE, bytes=self.floor.target + passes))
+            self.say(f"candidate {parts[-1].name}: {ms:.3f} ms")
         return parts
 
     def parts(self, engine: EngineCore) -> None:
@@ -237,7 +238,7 @@ def draft_steps(tree: TreeConfig | StaticTree) -> int:
 def run(
     target: Llama,
     head: DraftHead | None,
-    tree: TreeConfig | StaticTree | Ladder | None,
+    tree: TreeConfig | StaticTree | AdaptiveSpeculation | None,
     settings: BenchSettings,
     say: Say = lambda text: None,
 ) -> dict[str, Any]:
@@ -246,7 +247,7 @@ def run(
     Args:
       target: the target.
       head: the draft head; None measures plain decoding alone.
-      tree: shape of the draft trees, or a ladder, whose rungs are then measured; None exactly when there is no head.
+      tree: shape of the draft trees, or several candidates, each of which is then measured; None exactly when there is no head.
       settings: what to measure; the report repeats them.
       say: is told about every measurement when it is done.
     """
@@ -267,13 +268,13 @@ def run(
         engine = bench.engine(speculative=True)
         compiled["speculative"] = bench.compile_time(engine)
         say(f"speculative decoding compiled in {compiled['speculative']['seconds']:.1f} s")
-        if isinstance(tree, Ladder):
-            parts = bench.rungs(tree, engine)
+        if isinstance(tree, AdaptiveSpeculation):
+            parts = bench.candidates(tree, engine)
         else:
             bench.rounds("round", engine)
             dispatch["speculative"] = bench.measured["round"].dispatch_ms
         first_token["speculative"] = bench.first_token_ms(engine)
-    if tree is not None and not isinstance(tree, Ladder):
+    if tree is not None and not isinstance(tree, AdaptiveSpeculation):
         floor, count = bench.floor, draft_steps(tree)
         whole = floor.extend + count * floor.draft_step + floor.target
         steps.append(

@@ -15,14 +15,15 @@ import numpy as np
 
 from eagle_jax.decoding.accept import accept
 from eagle_jax.decoding.commit import commit
-from eagle_jax.decoding.dynamic_tree import keep_best
-from eagle_jax.decoding.eagle_drafter import EagleDrafter
-from eagle_jax.decoding.loop import Plan, Weights
+from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.decoding.tree import ROOT_PARENT, DraftTree, StaticTree, TreeConfig, ancestor_mask
 from eagle_jax.decoding.verify import TargetOutput, verify
+from eagle_jax.drafters.base import Drafter, Outcome
+from eagle_jax.drafters.dynamic_tree import keep_best
+from eagle_jax.drafters.tree import ROOT_PARENT, DraftTree, StaticTree, TreeConfig, ancestor_mask
 from eagle_jax.engine.calibration import step_seconds
 from eagle_jax.models.cache import KVRows
+from eagle_jax.models.llama import Llama
 
 LEAST_SECONDS = 0.2
 """A measured loop takes at least so long where its steps may be chosen."""
@@ -52,20 +53,24 @@ def propose_loop(
     plan: Plan, tree: TreeConfig | StaticTree, weights: Weights, state: DecodeState, steps: jax.Array
 ) -> DecodeState:
     """Drafts `steps` trees: the extend step, and all that grows the tree, which may be another one than the plan's."""
-    _, drafter = plan.modules(weights)
-    assert isinstance(drafter, EagleDrafter)
-    drafter = dataclasses.replace(drafter, tree=tree)
+    target, _ = plan.modules(weights)
+    drafter = plan.drafter_of(tree, target, weights)
     slots = jnp.arange(plan.slots)
 
     def step(_: jax.Array, state: DecodeState) -> DecodeState:
-        tree, draft = drafter.propose(state)
+        tree, memory = drafter.propose(state.draft, state.view)
         unlikely = jnp.isinf(tree.scores).any()
-        features = draft.features + unlikely.astype(draft.features.dtype)
-        draft = dataclasses.replace(draft, lengths=state.draft.lengths, features=features)
+        states = aux_states(plan, target, drafter, plan.max_depth + 1) + unlikely.astype(target.dtype)
+        memory = drafter.observe(memory, Outcome(state.lengths, state.lengths, tree.tokens, states))
         tokens = state.tokens.at[slots, state.lengths].set(tree.tokens[:, -1])  # the next root
-        return dataclasses.replace(state, tokens=tokens, draft=draft)
+        return dataclasses.replace(state, tokens=tokens, draft=drafter.assume(memory, state.lengths))
 
     return jax.lax.fori_loop(0, steps, step, state)
+
+
+def aux_states(plan: Plan, target: Llama, drafter: Drafter, rows: int) -> jax.Array:
+    """Auxiliary hidden states of zeros, `[B, rows, F]`."""
+    return jnp.zeros((plan.slots, rows, len(drafter.aux_layers) * target.config.hidden_size), target.dtype)
 
 
 def verify_loop(
@@ -76,7 +81,7 @@ def verify_loop(
 
     def step(_: jax.Array, tokens: jax.Array) -> jax.Array:
         at = dataclasses.replace(tree, tokens=tokens)
-        return verify(target, state, at, drafter.max_depth, drafter.capture_layers).choices
+        return verify(target, state, at, drafter.max_depth, drafter.aux_layers).choices
 
     return state, jax.lax.fori_loop(0, steps, step, tree.tokens)
 
@@ -85,19 +90,20 @@ def commit_loop(
     plan: Plan, weights: Weights, state: DecodeState, tree: DraftTree, rows: KVRows, steps: jax.Array
 ) -> DecodeState:
     """Accepts and commits `steps` times, as if the target had said something about the tree."""
-    _, drafter = plan.modules(weights)
-    features = state.draft.features[:, :1]
-    features = jnp.broadcast_to(features, (plan.slots, tree.tokens.shape[1], features.shape[2]))
-    start = state
+    target, drafter = plan.modules(weights)
+    states, start = aux_states(plan, target, drafter, tree.tokens.shape[1]), state
 
     def step(_: jax.Array, carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
         state, choices = carry
         ancestors = ancestor_mask(tree.parents, drafter.max_depth)
-        output = TargetOutput(choices, features, rows, ancestors)
-        new = commit(state, state.draft, output, accept(tree, output, drafter.max_depth))
+        output = TargetOutput(choices, states, rows, ancestors)
+        acceptance = accept(tree, output, drafter.max_depth)
+        new = commit(state, output, acceptance)
+        path = jnp.take_along_axis(states, acceptance.path[..., None], axis=1)
+        memory = drafter.observe(state.draft, Outcome(state.lengths, new.lengths, acceptance.tokens, path))
         choices = jnp.broadcast_to(new.lengths[:, None] % 2, choices.shape)
         kept = {name: getattr(start, name) for name in ("lengths", "finish", "unread")}
-        return dataclasses.replace(new, **kept), choices
+        return dataclasses.replace(new, draft=memory, **kept), choices
 
     return jax.lax.fori_loop(0, steps, step, (state, tree.tokens))[0]
 

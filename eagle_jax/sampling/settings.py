@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.parallel.vocabulary import Vocabulary
-from eagle_jax.sampling.noise import seed_words
+from eagle_jax.sampling.noise import Stream, seed_words, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.params import SamplingMode, SamplingParams
 
 
@@ -114,6 +114,10 @@ class SlotSettings:
     def batch_of_one(self) -> "SlotSettings":
         """The settings of one request with the axis B."""
         return jax.tree.map(lambda x: jnp.asarray(x)[None], self)
+
+    def target_noise(self, positions: jax.Array, ids: jax.Array) -> jax.Array:
+        """The Gumbel noise of the target's draws: float32 `[B, P, V]` at positions int32 `[B, P]` for ids int32 `[V]`."""
+        return vocabulary_gumbel(stream_key(self.seeds[:, None], positions, Stream.TARGET), ids)
 
     @property
     def greedy(self) -> jax.Array:

@@ -4,16 +4,19 @@ import dataclasses
 import json
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from eagle_jax.engine.config import EngineConfig
+from eagle_jax.entrypoints.decoder import Decoder
+from eagle_jax.entrypoints.prompts import Prompt
 from eagle_jax.loading import Target
+from eagle_jax.sampling import SamplingMode, SamplingParams
 from eagle_jax.text.tokenizer import Tokenizer
 from eagle_jax.training.conversations import SHARD_PATTERN, Conversation, DataError, read_shard, write_shard
-from eagle_jax.training.decoder import BulkDecoder, Implementation, Job
 from eagle_jax.training.overlap import EvaluationSets
 from eagle_jax.training.prompts import UserTurn, filter_turns, read_prompts, tokenize_turns, user_header
 from eagle_jax.training.records import say_on_stderr
@@ -77,8 +80,6 @@ class SynthesisResult:
     """Tokens written by this call, prompts included, a second of decoding and prefill."""
     new_tokens_per_second: float
     """The same without prompts."""
-    attention: str
-    timings: dict[str, float]
 
 
 def synthesize(
@@ -91,8 +92,6 @@ def synthesize(
     drop_overlapping: bool = False,
     slots: int = 64,
     shard_size: int = 4096,
-    steps_per_dispatch: int = 16,
-    attention: Implementation | None = None,
     max_seconds: float | None = None,
     say: Callable[[str], None] = say_on_stderr,
 ) -> SynthesisResult:
@@ -111,8 +110,6 @@ def synthesize(
       drop_overlapping: leave prompts that overlap with them out, instead of refusing them. Invented turns are always left out.
       slots: conversations decoded side by side.
       shard_size: conversations of a file.
-      steps_per_dispatch: see `BulkDecoder`.
-      attention: see `BulkDecoder`.
       max_seconds: stop after so much time; answers that have not ended are dropped and come again.
       say: takes lines for people.
 
@@ -131,12 +128,6 @@ def synthesize(
             f"max_prompt_tokens {config.max_prompt_tokens} and max_new_tokens {config.max_new_tokens} exceed the "
             f"{target.config.max_position_embeddings} positions of the target"
         )
-    rope = target.config.rope
-    if rope.rope_type == "dynamic" and length > rope.original_max_position_embeddings:
-        raise ValueError(
-            f"max_prompt_tokens and max_new_tokens exceed {rope.original_max_position_embeddings}, from where the target's "
-            "dynamic rotary scaling depends on the length of each prompt"
-        )
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     sets = EvaluationSets(evaluation)
@@ -145,21 +136,16 @@ def synthesize(
         read_prompts(prompts), sets, drop_overlapping=drop_overlapping, min_words=config.min_prompt_words, seen=seen
     )
     _check_settings(folder, target, config, given)
-    decoder = BulkDecoder(
-        target.model,
-        slots=slots,
-        max_prompt=max(config.max_prompt_tokens, len(user_header(tokenizer))),
-        max_new_tokens=max(config.max_new_tokens, config.max_invented_tokens),
-        eos_ids=target.config.eos_token_ids,
-        steps_per_dispatch=steps_per_dispatch,
-        attention=attention,
+    room = max(config.max_prompt_tokens, len(user_header(tokenizer))) + max(
+        config.max_new_tokens, config.max_invented_tokens
     )
-    if decoder.timings:
-        say("attention: " + ", ".join(f"{n} {ms:.2f} ms a step" for n, ms in decoder.timings.items()))
+    engine_config = EngineConfig.resolve(target, None, max_model_len=room, max_num_seqs=slots)
+    decoder = Decoder(dataclasses.replace(target, tokenizer=None), None, engine_config)
+    answerer = _Answerer(decoder)
     index, count = config.part
     places = {turn: place for place, turn in enumerate(given) if place % count == index}
     if config.invent:
-        invented = _invent(decoder, tokenizer, folder, config, say)
+        invented = _invent(answerer, tokenizer, folder, config, say)
         kept, more = filter_turns(
             list(invented), sets, drop_overlapping=True, min_words=config.min_prompt_words, seen=seen
         )
@@ -171,14 +157,14 @@ def synthesize(
     rng = np.random.default_rng((config.seed, 3))
     order = [place for place in rng.permutation(len(given) + config.invent).tolist() if place in rows][: config.limit]
     shares = np.array([share for _, share in config.temperatures])
-    heats = rng.choice(len(shares), size=len(given) + config.invent, p=shares / shares.sum())
+    drawn = rng.choice(len(shares), size=len(given) + config.invent, p=shares / shares.sum())
     writer = _Writer(folder, shard_size)
     jobs = [
         Job(
             index=i,
             prompt=rows[i],
             max_new_tokens=config.max_new_tokens,
-            temperature=config.temperatures[heats[i]][0],
+            temperature=config.temperatures[drawn[i]][0],
             seed=_seed(config.seed, i),
         )
         for i in order
@@ -189,12 +175,12 @@ def synthesize(
     prompt_tokens, new_tokens, reported = 0, 0, time.perf_counter()
     begun = time.perf_counter()
     answered = 0
-    for answers in decoder.run(jobs, seed=config.seed):
-        for answer in answers:
+    for answers in answerer.run(jobs):
+        for job, token_ids in answers:
             answered += 1
-            new_tokens += len(answer.token_ids)
-            prompt_tokens += len(answer.job.prompt)
-            writer.add(answer.job, answer.token_ids, config.min_answer_tokens)
+            new_tokens += len(token_ids)
+            prompt_tokens += len(job.prompt)
+            writer.add(job, token_ids, config.min_answer_tokens)
         now = time.perf_counter()
         if now - reported > 5:
             reported = now
@@ -214,9 +200,44 @@ def synthesize(
         seconds=time.perf_counter() - started,
         tokens_per_second=(new_tokens + prompt_tokens) / seconds,
         new_tokens_per_second=new_tokens / seconds,
-        attention=decoder.attention,
-        timings=decoder.timings,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One prompt to be answered."""
+
+    index: int
+    """Its place among all prompts."""
+    prompt: Sequence[int]
+    max_new_tokens: int
+    temperature: float
+    """0 is greedy."""
+    seed: int
+
+
+class _Answerer:
+    """Answers jobs with one engine."""
+
+    def __init__(self, decoder: Decoder):
+        self._decoder = decoder
+        self._engine = decoder.make_engine(decoder.config, SamplingMode.SAMPLING)
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[list[tuple[Job, list[int]]]]:
+        """Answers with their jobs, as they end."""
+        self._engine.reset()
+        for place, job in enumerate(jobs):
+            params = SamplingParams(
+                temperature=job.temperature, max_tokens=job.max_new_tokens, seed=job.seed, detokenize=False
+            )
+            prompt = Prompt(text=None, token_ids=list(job.prompt))
+            self._engine.add_request(
+                self._decoder.request(prompt, params, index=place, least_mode=SamplingMode.SAMPLING)
+            )
+        while self._engine.has_unfinished_requests:
+            outputs = [(jobs[delta.index], delta.output) for delta in self._engine.step() if delta.finished]
+            if answers := [(job, output.outputs[0].token_ids) for job, output in outputs if output is not None]:
+                yield answers
 
 
 class _Writer:
@@ -238,12 +259,12 @@ class _Writer:
             self.tokens += len(arrays["tokens"])
             self.answer_tokens += int(np.unpackbits(arrays["assistant"], count=len(arrays["tokens"])).sum())
 
-    def add(self, job: Job, answer: np.ndarray, min_answer: int) -> None:
+    def add(self, job: Job, answer: Sequence[int], min_answer: int) -> None:
         """Takes one answered prompt."""
         if len(answer) < min_answer:
             self._left_out.append(job.index)
             return
-        tokens = np.concatenate([np.asarray(job.prompt, np.int32), answer.astype(np.int32)])
+        tokens = np.array([*job.prompt, *answer], np.int32)
         assistant = np.arange(len(tokens)) >= len(job.prompt)
         self._kept.append(Conversation(tokens, assistant, "", job.temperature))
         self._indices.append(job.index)
@@ -268,7 +289,7 @@ class _Writer:
 
 
 def _invent(
-    decoder: BulkDecoder, tokenizer: Tokenizer, folder: Path, config: SynthesisConfig, say: Callable[[str], None]
+    answerer: "_Answerer", tokenizer: Tokenizer, folder: Path, config: SynthesisConfig, say: Callable[[str], None]
 ) -> dict[UserTurn, int]:
     """User turns of the part by the target, made once a folder, and their numbers among those of all parts."""
     path = folder / INVENTED
@@ -287,11 +308,11 @@ def _invent(
         ]
         texts: dict[int, str] = {}
         start = time.perf_counter()
-        for answers in decoder.run(jobs, seed=config.seed):
-            for answer in answers:
+        for answers in answerer.run(jobs):
+            for job, token_ids in answers:
                 # A turn that did not end within the limit is cut in the middle: no prompt.
-                ended = len(answer.token_ids) < config.max_invented_tokens
-                texts[answer.job.index] = tokenizer.decode(answer.token_ids.tolist()).strip() if ended else ""
+                ended = len(token_ids) < config.max_invented_tokens
+                texts[job.index] = tokenizer.decode(token_ids).strip() if ended else ""
         say(f"{len(texts)} user turns invented in {time.perf_counter() - start:.1f} s")
         lines = [json.dumps({"source": "invented", "prompt": texts[i], "number": i}) + "\n" for i in part if texts[i]]
         partial = path.with_name(path.name + ".partial")

@@ -12,8 +12,8 @@ def test_the_command_prints_what_was_measured(command, bare_model, head):
     code, out, _ = command(*arguments, "--json")
     assert code == 0
     report = json.loads(out)
-    assert report["rungs"][0] == {"rung": "plain", "ms": report["rungs"][0]["ms"], "plain_rounds": 1.0}
-    assert json.loads(Path(report["file"]).read_text())["rungs"] == report["rungs"]
+    assert report["candidates"][0] == {"candidate": "plain", "ms": report["candidates"][0]["ms"], "plain_rounds": 1.0}
+    assert json.loads(Path(report["file"]).read_text())["candidates"] == report["candidates"]
     code, out, _ = command(*arguments)
     assert code == 0
     assert "1.00 plain rounds" in out

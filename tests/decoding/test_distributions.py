@@ -10,7 +10,7 @@ import pytest
 from support.enumeration import Sampler, joint, next_logits, p_value
 
 from eagle_jax.decoding.rules import make_rule
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 
 SAMPLES = int(os.environ.get("EAGLE_JAX_SAMPLES") or 50_000)
 """Seeds for each cell."""

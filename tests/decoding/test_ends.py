@@ -10,7 +10,7 @@ from support import golden
 from support.drive import Completion, completed, make_engine, make_request, serve, steps
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.engine.core import EngineCore
 from eagle_jax.engine.request import Request
 

@@ -17,7 +17,7 @@ from support.float64_models import Float64Llama
 from support.near_ties import NearTies
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.engine.request import Request
 from eagle_jax.models import DraftConfig, Eagle3Head, Llama, LlamaConfig
 

@@ -16,10 +16,10 @@ from support import golden
 from support.drive import Round, RoundDriver, make_plan, prefill_slots
 from support.golden import Trace
 
-from eagle_jax.decoding.eagle_drafter import EagleDrafter
-from eagle_jax.decoding.loop import Plan, Weights
+from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.state import RUNNING, STOPPED, DecodeState
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.eagle import EagleDrafter
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.models import DraftContext
 
 SLOTS = 3
@@ -155,7 +155,7 @@ def from_scratch(plan: Plan, weights: Weights, state: DecodeState) -> tuple[jax.
     head, batch, size = drafter.head, plan.slots, plan.max_length
     tokens, none = state.tokens[:, :size], jnp.zeros((batch,), jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(size), (batch, size))
-    out = target(tokens, positions, target.empty_cache(batch, 1), none, capture_layers=drafter.capture_layers)
+    out = target(tokens, positions, target.empty_cache(batch, 1), none, capture_layers=drafter.aux_layers)
     context = DraftContext(positions, head.empty_cache(batch, 1), none)
     hidden, draft_rows = head(drafter.embed(state.tokens[:, 1 : size + 1]), head.fuse(out.features), context)
     last = jnp.take_along_axis(hidden, (state.lengths - 1)[:, None, None], axis=1)
@@ -175,7 +175,7 @@ def test_a_round_leaves_what_a_prefill_of_the_text_would(group: str) -> None:
         before = jax.device_get((state.finish, state.lengths))
         fresh = jax.device_get(from_scratch(run.plan, weights, state))
         state, result, calls = run(weights, state)
-        committed = (state.target_cache, result.draft.cache)
+        committed = (state.target_cache, result.memory.cache)
         for slot in range(len(members)):
             finish, length = (x[slot] for x in before)
             if finish != RUNNING:

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 TESTS = Path(__file__).parents[1]
-TREES = ("plain", "chain", "tree", "ladder")
+TREES = ("plain", "chain", "tree", "adaptive")
 LOOPS = {"plain": 1, "chain": 2, "tree": 2}
 """Of a dispatch: rounds, and the steps of a draft."""
 LAUNCHES = 26

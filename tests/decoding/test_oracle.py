@@ -9,10 +9,9 @@ import pytest
 from support.drive import make_plan, prefill_slots, run_to_end
 from support.float64_models import Float64Llama
 from support.near_ties import NearTies
-from support.oracle import OraclePlan, Script
+from support.oracle import Script, with_oracle
 from support.tiny import llama_config, random_llama
 
-from eagle_jax.decoding.loop import Weights
 from eagle_jax.decoding.state import LENGTH
 
 SLOTS, DEPTH, NEW, MAX_LENGTH, CHUNK = 5, 4, 40, 72, 8
@@ -45,11 +44,11 @@ def run(
 ) -> list[dict[str, Any]]:
     """Decodes every text with the oracle; `spoiled [B, R]`, `ranks [B, R, D]`."""
     base, weights = make_plan(target, None, None, slots=SLOTS, max_length=MAX_LENGTH, prefill_chunk=CHUNK)
-    plan = OraclePlan(**vars(base), vocab_size=VOCABULARY, depth=DEPTH, children=children)
     table = np.zeros((SLOTS, MAX_LENGTH), np.int32)
     for row, text in zip(table, texts, strict=True):
         row[: len(text)] = text
-    weights = Weights(weights.target, Script(jnp.asarray(table), jnp.asarray(spoiled), jnp.asarray(ranks)))
+    script = Script(jnp.asarray(table), jnp.asarray(spoiled), jnp.asarray(ranks))
+    plan, weights = with_oracle(base, weights, script, DEPTH, children)
     prompts = [text[: len(text) - NEW - BEYOND] for text in texts]
     state = prefill_slots(plan, weights, prompts, [len(text) - BEYOND for text in texts])
     state, reports = run_to_end(plan, weights, state)

@@ -12,8 +12,10 @@ from support import golden
 from support.drive import make_engine, make_plan, prefill_slots, prompt_chunks
 from support.tiny import abstract_state, draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
-from eagle_jax.decoding.tree import TreeConfig, ancestor_mask
+from eagle_jax.decoding.loop import decode, init_state, prefill
+from eagle_jax.decoding.plan import Plan, Weights
+from eagle_jax.drafters.registry import DrafterSpec
+from eagle_jax.drafters.tree import TreeConfig, ancestor_mask
 from eagle_jax.models import Eagle3Head, Llama
 from eagle_jax.sampling import SamplingMode
 
@@ -30,11 +32,16 @@ def abstract_round(
     if tree is not None:
         head_def, head_state = abstract_state(Eagle3Head, draft_config(target), jnp.float32)
     plan = Plan(
-        target_def=target_def, head_def=head_def, tree=tree, slots=slots, max_length=max_length, prefill_chunk=16
+        target_def=target_def,
+        drafter=None if head_def is None else DrafterSpec("eagle3", head_def),
+        tree=tree,
+        slots=slots,
+        max_length=max_length,
+        prefill_chunk=16,
     )
     weights = Weights(target_state, head_state)
     state = jax.eval_shape(init_state, plan, weights)
-    return plan, weights, state, np.ones((slots,), bool), np.int32(9), np.bool_(False)
+    return plan, weights, state, np.ones((slots,), bool), np.int32(9), np.int32(99)
 
 
 def subjaxprs(jaxpr: Any) -> Iterator[Any]:
@@ -98,7 +105,7 @@ def test_a_dispatch_runs_without_a_transfer() -> None:
         random_llama(TINY, 0), random_head(draft_config(TINY), 1), TREE, slots=2, max_length=64, prefill_chunk=16
     )
     state = prefill_slots(plan, weights, [[1, 2, 3], [4]], [40, 40])
-    arguments = jax.device_put((np.ones((2,), bool), np.int32(1000), np.bool_(False)))
+    arguments = jax.device_put((np.ones((2,), bool), np.int32(1000), np.int32(99)))
     program = decode.lower(plan, weights, state, *arguments).compile()
     with jax.transfer_guard("disallow"):
         state, report = jax.block_until_ready(program(weights, state, *arguments))

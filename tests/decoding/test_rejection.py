@@ -18,7 +18,7 @@ from support.enumeration import p_value
 from eagle_jax.decoding import rejection
 from eagle_jax.decoding.rejection import accept_by
 from eagle_jax.decoding.rules import Rule, make_rule
-from eagle_jax.decoding.tree import DraftTree, StaticTree, ancestor_mask
+from eagle_jax.drafters.tree import DraftTree, StaticTree, ancestor_mask
 from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.noise import Stream, seed_words, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.processing import NO_TOKEN

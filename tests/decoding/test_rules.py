@@ -4,7 +4,7 @@ import pytest
 
 from eagle_jax import SpeculativeConfig, TreeConfig
 from eagle_jax.decoding.rules import SEEDED, Drafts, check_rule, make_rule
-from eagle_jax.decoding.tree import NAMED_TREES, StaticTree
+from eagle_jax.drafters.tree import NAMED_TREES, StaticTree
 
 CHAIN, DYNAMIC, STATIC = TreeConfig.chain(3), TreeConfig(total_tokens=6, depth=2, top_k=2), NAMED_TREES["mc_sim_7b_63"]
 

@@ -17,7 +17,7 @@ from support.tiny import draft_config, llama_config, random_head, random_llama
 
 from eagle_jax import SamplingParams
 from eagle_jax.decoding.rules import SEEDED, Rule, make_rule
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.engine.request import Request
 from eagle_jax.models import Eagle3Head, Llama
 from eagle_jax.sampling.noise import Stream, seed_words, stream_key, vocabulary_gumbel

@@ -1,5 +1,7 @@
 """Static trees: their shape, their nodes against one-path-at-a-time drafting, and what they accept."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,8 @@ import pytest
 from support import golden
 from support.drive import make_engine, make_plan, make_request, prefill_slots, serve
 
-from eagle_jax.decoding.eagle_drafter import EagleDrafter
-from eagle_jax.decoding.tree import NAMED_TREES, ROOT_PARENT, StaticTree
+from eagle_jax.drafters.eagle import EagleDrafter
+from eagle_jax.drafters.tree import NAMED_TREES, ROOT_PARENT, StaticTree
 
 TREE = NAMED_TREES["mc_sim_7b_63"]
 PROMPTS = [trace.prompt for trace in golden.traces() if trace.data["target"] == "target_A"][:2]
@@ -54,8 +56,9 @@ def test_every_node_is_what_its_path_alone_would_draft() -> None:
     def propose(weights, state):
         drafter = plan.modules(weights)[1]
         assert isinstance(drafter, EagleDrafter)
-        tree, draft = drafter.propose(state)
-        return tree, draft, drafter._extend(state)[1]
+        view = dataclasses.replace(state, sampling=None).view
+        tree, draft = drafter.propose(state.draft, view)
+        return tree, draft, drafter._extend(state.draft, view)[1]
 
     @jax.jit
     def one_path(weights, state, draft, last, tokens, levels):  # tokens [B, levels]: the path below the root
@@ -64,7 +67,7 @@ def test_every_node_is_what_its_path_alone_would_draft() -> None:
         for level in range(tokens.shape[1]):
             seen = jnp.broadcast_to(levels <= level, (2, 1, tokens.shape[1]))
             out, tail = drafter.step(
-                state, draft.cache, tokens[:, level : level + 1], out, level, tail, level, seen, levels
+                state.view, draft.cache, tokens[:, level : level + 1], out, level, tail, level, seen, levels
             )
             logits.append(drafter.logits(out))
         return jnp.concatenate(logits, axis=1), drafter.head.target_ids(

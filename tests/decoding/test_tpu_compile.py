@@ -75,9 +75,9 @@ def test_rounds_of_a_chain() -> None:
 
 
 @pytest.mark.slow
-def test_rounds_of_a_ladder() -> None:
+def test_rounds_of_adaptive_speculation() -> None:
     """Several shapes of rounds in one program: the caches are still updated in place."""
-    for result in compile_for(",".join(KINDS), "1B", 4, 2, "ladder", timeout=1800).values():
+    for result in compile_for(",".join(KINDS), "1B", 4, 2, "adaptive", timeout=1800).values():
         check(result)
 
 

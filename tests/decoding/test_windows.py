@@ -12,10 +12,9 @@ import transformers
 from support.drive import make_plan, prefill_slots, run_to_end
 from support.float64_models import Float64Llama
 from support.near_ties import NearTies
-from support.oracle import OraclePlan, Script
+from support.oracle import Script, with_oracle
 
-from eagle_jax.decoding.loop import Weights
-from eagle_jax.decoding.tree import ancestor_mask
+from eagle_jax.drafters.tree import ancestor_mask
 from eagle_jax.loading import load_target
 from eagle_jax.models import Llama
 from eagle_jax.models.layers import sliding_window
@@ -121,8 +120,8 @@ def test_trees_say_what_transformers_generates(tmp_path: Path, family: str, chil
     spoiled = rng.integers(1, DEPTH + 2, (len(texts), MAX_LENGTH + 1)).astype(np.int32)
     ranks = rng.integers(0, children, (len(texts), MAX_LENGTH + 1, DEPTH)).astype(np.int32)
     base, weights = make_plan(target, None, None, slots=len(texts), max_length=MAX_LENGTH, prefill_chunk=8)
-    plan = OraclePlan(**vars(base), vocab_size=VOCABULARY, depth=DEPTH, children=children)
-    weights = Weights(weights.target, Script(jnp.asarray(table), jnp.asarray(spoiled), jnp.asarray(ranks)))
+    script = Script(jnp.asarray(table), jnp.asarray(spoiled), jnp.asarray(ranks))
+    plan, weights = with_oracle(base, weights, script, DEPTH, children)
     state = prefill_slots(plan, weights, prompts, [len(prompt) + NEW for prompt in prompts])
     _, reports = run_to_end(plan, weights, state)
 

@@ -9,7 +9,7 @@ from support.drive import completed, make_engine, make_request, serve
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
 from eagle_jax import SamplingParams
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.engine.config import EngineConfig
 
 TREE = TreeConfig(total_tokens=10, depth=2, top_k=3)

@@ -25,17 +25,25 @@ def test_first_come_first_served_and_one_step_for_first_tokens():
     first = scheduler.schedule()
     assert names(first) == {0: "a", 1: "b"}
     assert [chunk.start for (chunk,) in first.prefills] == [0, 4, 0, 4]
-    assert (first.rounds, first.until_finished, first.ahead) == (0, True, True)
+    assert (first.rounds, first.max_ended, first.ahead) == (0, 1, True)
     second = scheduler.schedule()
     assert second.prefills == []
-    assert (second.rounds, second.until_finished, second.ahead) == (UNBOUNDED, True, False)
+    assert (second.rounds, second.max_ended, second.ahead) == (UNBOUNDED, 1, False)
     scheduler.finish("a")
     third = scheduler.schedule()
     assert names(third) == {0: "c", 1: "b"}
     assert [chunk.running.request.request_id for (chunk,) in third.prefills] == ["c", "c"]
     assert third.running[0].generation != first.running[0].generation
     last = scheduler.schedule()
-    assert (last.until_finished, last.ahead) == (False, True)
+    assert (last.max_ended, last.ahead) == (UNBOUNDED, True)
+
+
+def test_many_slots_are_refilled_a_few_at_a_time():
+    scheduler = Scheduler(64, 8)
+    for number in range(65):
+        scheduler.add(request(str(number)))
+    scheduler.schedule()
+    assert scheduler.schedule().max_ended == 4
 
 
 def test_what_is_said_of_an_earlier_occupant_belongs_to_nobody():
@@ -57,7 +65,7 @@ def test_a_waiting_request_can_be_taken_out():
     scheduler.finish("b")
     scheduler.finish("unknown")
     assert names(scheduler.schedule()) == {0: "a"}
-    assert not scheduler.schedule().until_finished
+    assert scheduler.schedule().max_ended == UNBOUNDED
     assert len(scheduler) == 1
 
 
@@ -148,6 +156,6 @@ def test_many_random_steps(seed):
                 running[chunk.running.request.request_id] = chunk.running.slot
         assert {r.request.request_id: slot for slot, r in schedule.running.items()} == running
         assert len(set(running.values())) == len(running) <= slots
-        assert bool(waiting) == schedule.until_finished
+        assert schedule.max_ended == (1 if waiting else UNBOUNDED)
         assert len(scheduler) == len(waiting) + len(running)
     assert number > 3000

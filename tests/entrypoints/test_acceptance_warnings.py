@@ -62,7 +62,7 @@ def test_plain_decoding_of_a_shape_invariant_llm_leaves_the_draft_counters_alone
 
 
 def test_rounds_that_drafted_nothing_are_no_drafts():
-    """A ladder that decodes plainly most of the time says nothing against its head."""
+    """Adaptive speculation that decodes plainly most of the time says nothing against its head."""
     counters = CumulativeCounters(2)
     metrics = AcceptanceMetrics(
         accepted_lengths=[1] * 400 + [2] * 100, accepted_at_depth=[100, 0], drafted=200, plain_rounds=400

@@ -6,7 +6,7 @@ import pytest
 from support.pairs import completions, decoder_of
 
 from eagle_jax import SamplingParams, TreeConfig, generate, load_draft, load_target
-from eagle_jax.decoding.tree import StaticTree
+from eagle_jax.drafters.tree import StaticTree
 from eagle_jax.loading import default_target
 from eagle_jax.loading.shipped import shipped_head
 from eagle_jax.parallel import make_mesh

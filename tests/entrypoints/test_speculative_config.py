@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagle_jax import SpeculativeConfig, TreeConfig
-from eagle_jax.decoding.tree import NAMED_TREES, StaticTree
+from eagle_jax.drafters.tree import NAMED_TREES, StaticTree
 from eagle_jax.speculative_config import default_tree
 
 CHAIN = {"method": "eagle3", "model": "owner/head", "num_speculative_tokens": 5}

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from support import golden
 
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.evaluation import Configuration, Dataset, EvaluationSettings, Question, Report, evaluate
 from eagle_jax.evaluation.errors import EvaluationError
 from eagle_jax.evaluation.settings import make_configurations

@@ -9,8 +9,8 @@ from flax import nnx
 from support.drive import make_engine
 
 from eagle_jax.cli.app import main
-from eagle_jax.decoding.ladder import Ladder
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.engine import calibration
 from eagle_jax.measurement import loops
 from eagle_jax.measurement.bench import draft_steps, first_level
@@ -146,15 +146,17 @@ def test_a_dispatch_is_not_part_of_a_step() -> None:
     assert calibration.step_seconds((8.0, 4), (9.0, 1)) == 2.0  # nothing but noise
 
 
-def test_a_dispatch_is_not_part_of_a_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dispatch_is_not_part_of_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     _, config = find_geometry("135M")
     config = dataclasses.replace(config, num_hidden_layers=3, hidden_size=18, intermediate_size=8, vocab_size=16)
     target = Llama(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
     head = Eagle3Head(eagle3_head_of(config), dtype=jnp.float32, rngs=nnx.Rngs(0))
-    ladder = Ladder((None, TreeConfig.chain(2)))
-    engine = make_engine(target, head, tree=ladder, slots=1, max_length=64, prefill_chunk=32)
+    adaptive = AdaptiveSpeculation((None, TreeConfig.chain(2)))
+    engine = make_engine(target, head, tree=adaptive, slots=1, max_length=64, prefill_chunk=32)
     costs = {0: 1e-3, 1: 4e-3}
     monkeypatch.setattr(
-        calibration, "_run", lambda programs, mode, ladder, rung, rounds, length: (5e-3 + costs[rung] * rounds, rounds)
+        calibration,
+        "_run",
+        lambda programs, mode, adaptive, candidate, rounds, length: (5e-3 + costs[candidate] * rounds, rounds),
     )
-    assert calibration.measure_rungs(engine.programs, SamplingMode.GREEDY) == pytest.approx([1.0, 4.0])
+    assert calibration.measure_candidates(engine.programs, SamplingMode.GREEDY) == pytest.approx([1.0, 4.0])

@@ -11,8 +11,8 @@ from support.draft_chain import cached_chain
 from support.tiny import draft_config, llama_config, random_head, random_llama
 from support.torch_heads import TorchHead, file_tensors, reading
 
-from eagle_jax.decoding.eagle_drafter import EagleDrafter
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.eagle import EagleDrafter
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.models import make_head
 
 VOCABULARY, KNOWN, DEPTH = 23, 12, 6
@@ -87,7 +87,7 @@ def test_the_drafter_reads_the_targets_output_head_as_the_head_would_its_own(cha
     target = random_llama(TARGET, seed=1)
     head = random_head(draft_config(TARGET, **changes), seed=2)
     hidden = np.random.default_rng(0).standard_normal((1, 2, TARGET.hidden_size)).astype(np.float32)
-    drafter = EagleDrafter(head, target, TreeConfig.chain(2))
+    drafter = EagleDrafter(head, target, tree=TreeConfig.chain(2))
     norm, lm_head = (np.asarray(x[...], np.float64) for x in (head.norm.weight, target.lm_head.weight))
     normed = hidden / np.sqrt((hidden**2).mean(-1, keepdims=True) + 1e-6) * norm
     np.testing.assert_allclose(drafter.logits(jnp.asarray(hidden)), normed @ lm_head.T, atol=1e-4)

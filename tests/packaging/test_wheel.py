@@ -118,7 +118,7 @@ def test_the_source_archive_is_well_formed_and_whole(distributions):
 def test_the_version_is_the_same_everywhere():
     version = eagle_jax.__version__
     assert re.fullmatch(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?", version), "a semantic version"
-    [first] = re.findall(r"^## \[?(\S+?)\]?(?: |$)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:1]
+    [first] = re.findall(r"^## \[?(\d\S*?)\]?(?: |$)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:1]
     assert first == version
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
 

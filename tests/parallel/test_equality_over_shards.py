@@ -17,7 +17,7 @@ from support.tiny import draft_config, llama_config, random_head, random_llama
 
 from eagle_jax.decoding.report import TokenLogProbs
 from eagle_jax.decoding.rules import Rule
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.engine.core import EngineCore
 from eagle_jax.engine.request import Request
 from eagle_jax.models import DraftConfig, DraftHead, Llama, LlamaConfig

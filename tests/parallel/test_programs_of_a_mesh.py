@@ -9,9 +9,9 @@ from support.drive import make_engine
 from support.spread import spread_module
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.loop import decode
+from eagle_jax.decoding.loop import decode, state_shapes
 from eagle_jax.decoding.placement import everywhere, spread
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.engine.core import EngineCore
 from eagle_jax.parallel import make_mesh
 from eagle_jax.parallel.counting import count_collectives, total_of
@@ -25,8 +25,8 @@ TREE = TreeConfig(total_tokens=8, depth=2, top_k=3)
 
 def lowered_round(engine: EngineCore) -> jax.stages.Lowered:
     plan, weights = engine.programs.plan, engine.programs.weights
-    steering = (np.ones((plan.slots,), bool), np.int32(1), np.bool_(False))
-    return decode.lower(plan, weights, plan.state_shapes(weights), *everywhere(steering, plan.mesh))
+    steering = (np.ones((plan.slots,), bool), np.int32(1), np.int32(1))
+    return decode.lower(plan, weights, state_shapes(plan, weights), *everywhere(steering, plan.mesh))
 
 
 def engine_of(tp: int, draft_tp: int, data: int = 1) -> EngineCore:

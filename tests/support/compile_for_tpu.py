@@ -19,16 +19,18 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from eagle_jax.decoding.ladder import Ladder
-from eagle_jax.decoding.loop import Plan, Weights, decode, init_state
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation
+from eagle_jax.decoding.loop import decode, init_state
+from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.registry import DrafterSpec
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.models import DraftConfig, Eagle3Head, Llama, LlamaConfig
 from support.tiny import abstract_state, place
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x2", "v6e": "v6e:1x1x1", "tpu7x": "tpu7x:2x2x1"}
 TREES = {"chain": TreeConfig.chain(4), "tree": TreeConfig(total_tokens=60, depth=7, top_k=10)}
-TREES["ladder"] = Ladder((None, TREES["chain"], TREES["tree"]))
+TREES["adaptive"] = AdaptiveSpeculation((None, TREES["chain"], TREES["tree"]))
 
 # Llama 3.2 1B and Llama 3.1 8B. A few layers take a small vocabulary: the same program, but half the time to compile.
 WIDTHS = {
@@ -50,7 +52,12 @@ WIDTHS = {
 
 
 def lower_round(
-    device: jax.Device, shape: str, layers: int, tree: TreeConfig | Ladder | None, slots: int, max_length: int
+    device: jax.Device,
+    shape: str,
+    layers: int,
+    tree: TreeConfig | AdaptiveSpeculation | None,
+    slots: int,
+    max_length: int,
 ) -> tuple[jax.stages.Lowered, Weights, DecodeState]:
     """Rounds of a model in bfloat16, lowered; shapes of its weights and state."""
     width = WIDTHS[shape]
@@ -63,7 +70,12 @@ def lower_round(
     target_def, target_state = abstract_state(Llama, target, jnp.bfloat16)
     head_def, head_state = (None, None) if tree is None else abstract_state(Eagle3Head, head, jnp.bfloat16)
     plan = Plan(
-        target_def=target_def, head_def=head_def, tree=tree, slots=slots, max_length=max_length, prefill_chunk=256
+        target_def=target_def,
+        drafter=None if tree is None else DrafterSpec("eagle3", head_def),
+        tree=tree,
+        slots=slots,
+        max_length=max_length,
+        prefill_chunk=256,
     )
     sharding = SingleDeviceSharding(device)
     weights = Weights(target_state, head_state)
@@ -77,7 +89,7 @@ def lower_round(
 
 
 def compile_round(
-    device: jax.Device, shape: str, layers: int, tree: TreeConfig | Ladder, slots: int, max_length: int
+    device: jax.Device, shape: str, layers: int, tree: TreeConfig | AdaptiveSpeculation, slots: int, max_length: int
 ) -> dict[str, float]:
     """Compiles rounds; sizes in bytes, seconds."""
     lowered, weights, state = lower_round(device, shape, layers, tree, slots, max_length)
@@ -92,7 +104,7 @@ def compile_round(
         "fallbacks": lowered.as_text().count("func.func private @xla_blocked_tree_attention"),
         "aliased": memory.alias_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
-        "cache": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.target_cache, state.draft.cache))),
+        "cache": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.target_cache, state.draft))),
         "weights": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(weights)),
     }
 

@@ -11,15 +11,15 @@ from flax import nnx
 from jax.experimental import io_callback
 from jax.sharding import Mesh
 
-from eagle_jax.decoding.accept import Acceptance, accept
-from eagle_jax.decoding.commit import commit
-from eagle_jax.decoding.eagle_drafter import EagleDrafter
-from eagle_jax.decoding.loop import Plan, Weights, decode, init_state, prefill
+from eagle_jax.decoding.loop import decode, init_state, prefill
+from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.prefill import PromptChunk
 from eagle_jax.decoding.report import SlotReport, TokenLogProbs
-from eagle_jax.decoding.state import RUNNING, DecodeState, DraftState
-from eagle_jax.decoding.tree import DraftTree, TreeConfig
-from eagle_jax.decoding.verify import TargetOutput, verify
+from eagle_jax.decoding.round import Round, decode_round
+from eagle_jax.decoding.state import RUNNING, DecodeState
+from eagle_jax.drafters.eagle import EagleDrafter
+from eagle_jax.drafters.registry import DrafterSpec
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.core import EngineCore
 from eagle_jax.engine.outputs import OutputProcessor
@@ -32,8 +32,11 @@ from eagle_jax.sampling import SamplingMode, SamplingParams
 def make_plan(target: Llama, head: Eagle3Head | None, tree: TreeConfig | None, **settings: Any) -> tuple[Plan, Weights]:
     """The plan of a configuration and the weights to run it with."""
     target_def, target_state = nnx.split(target)
-    head_def, head_state = (None, None) if head is None else nnx.split(head)
-    return Plan(target_def=target_def, head_def=head_def, tree=tree, **settings), Weights(target_state, head_state)
+    if head is None:
+        return Plan(target_def=target_def, drafter=None, tree=tree, **settings), Weights(target_state, None)
+    head_def, head_state = nnx.split(head)
+    spec = DrafterSpec(head.config.method, head_def)
+    return Plan(target_def=target_def, drafter=spec, tree=tree, **settings), Weights(target_state, head_state)
 
 
 def prompt_chunks(
@@ -78,7 +81,7 @@ def prefill_slots(
 
 def run_to_end(plan: Plan, weights: Weights, state: DecodeState) -> tuple[DecodeState, list[SlotReport]]:
     """Decodes until all slots have ended; the state then, and the reports of each slot as one."""
-    steering = np.ones((plan.slots,), bool), np.int32(1000), np.bool_(False)
+    steering = np.ones((plan.slots,), bool), np.int32(1000), np.int32(99)
     whole: list[SlotReport] = []
     while not whole or any(slot.finish == RUNNING for slot in whole):
         state, report = decode(plan, weights, state, *steering)
@@ -108,18 +111,6 @@ class RecordingDrafter(EagleDrafter):
         return out
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """What one round computed."""
-
-    tree: DraftTree
-    output: TargetOutput
-    acceptance: Acceptance
-    draft: DraftState
-    """The drafter's memory behind the extend step."""
-
-
 class RoundDriver:
     """Runs single rounds of an EAGLE plan, through the same functions as the loop on the device, and looks inside."""
 
@@ -130,15 +121,10 @@ class RoundDriver:
 
     def _trace(self, weights: Weights, state: DecodeState) -> tuple[DecodeState, Round]:
         target, drafter = self.plan.modules(weights)
-        kept = state.sampling
-        state = dataclasses.replace(state, sampling=None)  # greedy rounds
         assert isinstance(drafter, EagleDrafter)
-        drafter = RecordingDrafter(drafter.head, drafter.target, drafter.tree, self._calls)
-        tree, draft = drafter.propose(state)
-        output = verify(target, state, tree, drafter.max_depth, drafter.capture_layers)
-        acceptance = accept(tree, output, drafter.max_depth)
-        state = dataclasses.replace(commit(state, draft, output, acceptance), sampling=kept)
-        return state, Round(tree, output, acceptance, draft)
+        drafter = RecordingDrafter(drafter.head, drafter.target, self._calls, tree=drafter.tree)
+        new, done = decode_round(target, drafter, dataclasses.replace(state, sampling=None))  # a greedy one
+        return dataclasses.replace(new, sampling=state.sampling), done
 
     def __call__(self, weights: Weights, state: DecodeState) -> tuple[DecodeState, Round, list[np.ndarray]]:
         """The next state, the round (as numpy arrays), and the draft log-probabilities of each call, `[B, rows, Vd]`."""

@@ -26,10 +26,13 @@ from transformers import (
 )
 
 from eagle_jax import SamplingParams
-from eagle_jax.decoding.loop import Plan, Weights, decode_round, init_state, prefill
+from eagle_jax.decoding.loop import init_state, prefill
+from eagle_jax.decoding.plan import Plan, Weights
+from eagle_jax.decoding.round import decode_round
 from eagle_jax.decoding.rules import SEEDED, Rule
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.registry import DrafterSpec
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.models import Eagle3Head, Llama
 from eagle_jax.sampling import SamplingMode
 from eagle_jax.sampling.settings import SlotSettings
@@ -131,8 +134,8 @@ def make_plan(
     target_def, target_state = nnx.split(target())
     head_def, head_state = (None, None) if tree is None else nnx.split(head(missing))
     plan = SmallPlan(
-        target_def=target_def, head_def=head_def, tree=tree, slots=1, max_length=15, prefill_chunk=4, rule=rule,
-        mode=mode,
+        target_def=target_def, drafter=None if tree is None else DrafterSpec("eagle3", head_def), tree=tree,
+        slots=1, max_length=15, prefill_chunk=4, rule=rule, mode=mode,
     )  # fmt: skip
     return plan, Weights(target_state, head_state)
 
@@ -195,7 +198,7 @@ class Sampler:
         state = dataclasses.replace(state, sampling=state.sampling.of_mode(self.plan.mode))
 
         def body(_: Any, state: DecodeState) -> DecodeState:
-            return decode_round(model, drafter, state, self.plan.rule)
+            return decode_round(model, drafter, state, self.plan.rule)[0]
 
         return jax.lax.fori_loop(0, EMITTED, body, state)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.loading import Draft, Target, load_draft, load_target
 
 COMMITTED = Path(__file__).parents[1] / "golden"

@@ -1,17 +1,15 @@
-"""A drafter that knows the target's continuation, and spoils its trees where a test tells it to."""
+"""A drafter that knows the target's continuation, and spoils its trees where a test tells it to; it plugs in by its name."""
 
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from eagle_jax.decoding.draft import Drafter, PlainDrafter
-from eagle_jax.decoding.loop import Plan, Weights
-from eagle_jax.decoding.state import DecodeState, DraftState, cache_capacity
-from eagle_jax.decoding.tree import ROOT_PARENT, DraftTree
-from eagle_jax.models import Llama
+from eagle_jax.decoding.plan import Plan, Weights
+from eagle_jax.drafters.base import Drafter, DraftView, Outcome, Reading
+from eagle_jax.drafters.registry import DrafterSpec, register
+from eagle_jax.drafters.tree import ROOT_PARENT, DraftTree, StaticTree
 
 
 @jax.tree_util.register_dataclass
@@ -27,42 +25,54 @@ class Script:
     """Which child is the right one at each depth, int32 `[B, R, D]`."""
 
 
+def oracle_shape(depth: int, children: int) -> StaticTree:
+    """As many nodes and levels as the oracle's trees have, whose parents are its own."""
+    paths: list[list[int]] = []
+    for d in range(depth):
+        paths += [[0] * d + [r] for r in range(children)]
+        if children > 1:
+            paths.append([0] * d + [1, 0])
+    return StaticTree.from_paths(paths)
+
+
 @dataclasses.dataclass(frozen=True)
-class OracleDrafter(PlainDrafter):
+class OracleDrafter(Drafter):
     """Proposes a spine of D tokens with K - 1 wrong siblings at every depth, and decoys.
 
     At each depth a decoy, a child of a wrong sibling, carries the token that would be right one level deeper, so that an
     acceptance which forgets about parents takes it. Behind a spoiled depth the spine goes on with right tokens, for the same
     reason. Node 1 + (K + 1) * d + r is child r of the spine at depth d + 1, and node 1 + (K + 1) * d + K the decoy below it
-    (without siblings there is none: a chain has D + 1 nodes).
+    (without siblings there is none: a chain has D + 1 nodes). Its memory counts the rounds of each slot.
     """
 
-    script: Any = None
-    vocab_size: int = 0
-    depth: int = 1
-    children: int = 1
+    script: Script
+    vocab_size: int
+    num_nodes: int
+    max_depth: int
 
-    @property
-    def group(self) -> int:
-        return 1 if self.children == 1 else self.children + 1
+    def init(self, slots: int, capacity: int) -> jax.Array:
+        return jnp.zeros((slots,), jnp.int32)
 
-    def empty(self, slots: int, capacity: int) -> DraftState:
-        plain = super().empty(slots, capacity)
-        return dataclasses.replace(plain, features=jnp.zeros((slots, self.max_depth + 1, 0)))
+    def prefill(self, memory: jax.Array, reading: Reading) -> jax.Array:
+        return memory.at[reading.slot].set(0)
 
-    def propose(self, state: DecodeState) -> tuple[DraftTree, DraftState]:
-        script, k = self.script, self.children
-        batch = state.lengths.shape[0]
-        slots = jnp.arange(batch)
-        spoiled = script.spoiled[slots, state.rounds]  # [B]
-        ranks = script.ranks[slots, state.rounds]  # [B, D]
-        tokens, parents, depths = [state.roots], [jnp.full((batch,), ROOT_PARENT)], [jnp.zeros((batch,), jnp.int32)]
+    def observe(self, memory: jax.Array, outcome: Outcome) -> jax.Array:
+        return memory + (outcome.emitted > 0)
+
+    def propose(self, memory: jax.Array, view: DraftView) -> tuple[DraftTree, jax.Array]:
+        script, depth = self.script, self.script.ranks.shape[2]
+        k = 1 if self.num_nodes == depth + 1 else (self.num_nodes - 1) // depth - 1
+        batch = view.lengths.shape[0]
+        slots, group = jnp.arange(batch), 1 if k == 1 else k + 1
+        spoiled = script.spoiled[slots, memory]  # [B]
+        ranks = script.ranks[slots, memory]  # [B, D]
+        tokens, parents, depths = [view.roots], [jnp.full((batch,), ROOT_PARENT)], [jnp.zeros((batch,), jnp.int32)]
         parent = jnp.zeros((batch,), jnp.int32)
-        for d in range(self.depth):
-            at = state.lengths + 1 + d
+        for d in range(depth):
+            at = view.lengths + 1 + d
             right = jnp.take_along_axis(script.texts, at[:, None], axis=1, mode="clip")[:, 0]
             after = jnp.take_along_axis(script.texts, at[:, None] + 1, axis=1, mode="clip")[:, 0]
-            base = 1 + self.group * d
+            base = 1 + group * d
             for r in range(k):
                 wrong = (right + 1 + (r - ranks[:, d]) % k) % self.vocab_size
                 on_spine = (r == ranks[:, d]) & (spoiled != d + 1)
@@ -80,33 +90,16 @@ class OracleDrafter(PlainDrafter):
             depths=jnp.stack(depths, axis=1).astype(jnp.int32),
             scores=jnp.zeros((batch, len(tokens)), jnp.float32),
         )
-        return tree, state.draft
+        return tree, memory
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OraclePlan(Plan):
-    """A plan whose drafter is the oracle; `weights.head` is a `Script`."""
+@register("oracle")
+def build(spec: DrafterSpec, target: Any, weights: Any, tree: Any, **options: Any) -> OracleDrafter:
+    """The oracle around a `Script`; `oracle_shape` gives the tree."""
+    return OracleDrafter(weights, target.config.vocab_size, tree.total_tokens, tree.max_depth)
 
-    vocab_size: int
-    depth: int
-    children: int
 
-    @property
-    def max_depth(self) -> int:
-        return self.depth if self.children == 1 else self.depth + 1
-
-    @property
-    def capacity(self) -> int:
-        return cache_capacity(self.max_length, self.prefill_chunk, self.max_depth + 1)
-
-    def modules(self, weights: Weights) -> tuple[Llama, Drafter]:
-        group = 1 if self.children == 1 else self.children + 1
-        drafter = OracleDrafter(
-            num_nodes=1 + group * self.depth,
-            max_depth=self.max_depth,
-            script=weights.head,
-            vocab_size=self.vocab_size,
-            depth=self.depth,
-            children=self.children,
-        )
-        return nnx.merge(self.target_def, weights.target), drafter
+def with_oracle(plan: Plan, weights: Weights, script: Script, depth: int, children: int) -> tuple[Plan, Weights]:
+    """A plain plan and its weights with the oracle as their drafter."""
+    plan = dataclasses.replace(plan, drafter=DrafterSpec("oracle"), tree=oracle_shape(depth, children))
+    return plan, Weights(weights.target, script)

@@ -13,8 +13,8 @@ from support import golden, tiny
 from support.draft_chain import QUICK
 from support.tiny import draft_config, llama_config, random_llama
 
-from eagle_jax.decoding.eagle_drafter import EagleDrafter
-from eagle_jax.decoding.tree import TreeConfig
+from eagle_jax.drafters.eagle import EagleDrafter
+from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.models import DraftConfig, DraftContext, DraftHead, Eagle3Head, EagleHead, KVCache, Llama
 from eagle_jax.training.batch import PackedBatch
 from eagle_jax.training.forward import run_draft, run_target
@@ -63,7 +63,7 @@ def trained_logits(target: Llama, head: DraftHead, batch: PackedBatch, steps: in
     def run(weights: Any, batch: PackedBatch) -> tuple[jax.Array, jax.Array]:
         target, head = nnx.merge(graph, weights)
         _, features = run_target(target, batch, head.config.capture_layers)
-        drafter = EagleDrafter(head, target, TreeConfig.chain(steps))
+        drafter = EagleDrafter(head, target, tree=TreeConfig.chain(steps))
         return features, jnp.stack([drafter.logits(rows) for rows in run_draft(head, target, features, batch, steps)])
 
     graph, weights = nnx.split((target, head))
@@ -79,7 +79,7 @@ def drafted_logits(
     @functools.partial(jax.jit, compiler_options=QUICK)
     def run(weights: Any) -> tuple[jax.Array, jax.Array]:
         target, head = nnx.merge(graph, weights)
-        drafter = EagleDrafter(head, target, TreeConfig.chain(STEPS))
+        drafter = EagleDrafter(head, target, tree=TreeConfig.chain(STEPS))
         rows_of_text, nothing = jnp.arange(length)[None], jnp.zeros((1,), jnp.int32)
         features = target(
             text[None], rows_of_text, target.empty_cache(1, 1), nothing, capture_layers=head.config.capture_layers

@@ -9,54 +9,13 @@ import numpy as np
 import pytest
 import runs
 
-from eagle_jax import generate
 from eagle_jax.cli.synthesize import part
 from eagle_jax.training.conversations import DataError, encode_conversation, read_shards, write_shard
-from eagle_jax.training.decoder import BulkDecoder, Job, prompt_buckets
 from eagle_jax.training.overlap import EvaluationSets
 from eagle_jax.training.packing import Packer, fit, pack
 from eagle_jax.training.prompts import UserTurn, filter_turns
 from eagle_jax.training.synthesis import SynthesisConfig, synthesize
 from eagle_jax.training.vocabulary import choose_vocabulary
-
-
-@pytest.mark.parametrize("attention", ["dense", pytest.param("tree", marks=pytest.mark.slow)])
-def test_the_bulk_decoder_writes_what_generate_writes(attention):
-    """Greedy and sampled, prompts of several buckets, more of them than slots, answers that end early."""
-    target = runs.target()
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 97, size).tolist() for size in (1, 40, 7, 33, 5, 12, 3)]
-    eos = int(runs.answer()[20])
-    decoder = BulkDecoder(
-        target.model,
-        slots=3,
-        max_prompt=40,
-        max_new_tokens=9,
-        eos_ids=(eos,),
-        group=2,
-        steps_per_dispatch=4,
-        attention=attention,
-    )
-    heats = [0.0, 0.9, 0.0, 1.3, 0.6, 0.0, 0.8]
-    jobs = [
-        Job(index=i, prompt=p, max_new_tokens=9 - i % 3, temperature=heats[i], seed=100 + i)
-        for i, p in enumerate(prompts)
-    ]
-    answers = {a.job.index: a.token_ids.tolist() for found in decoder.run(jobs) for a in found}
-    assert sorted(answers) == list(range(len(jobs)))
-    for temperature in set(heats):
-        members = [i for i, heat in enumerate(heats) if heat == temperature]
-        expected = generate(
-            target, [{"prompt_token_ids": prompts[i]} for i in members], max_new_tokens=9, temperature=temperature,
-            seed=[100 + i for i in members], stop_token_ids=[eos], max_num_seqs=2,
-        )  # fmt: skip
-        for i, tokens in zip(members, expected.token_ids, strict=True):
-            assert answers[i] == tokens[: 9 - i % 3], i
-
-
-def test_prompts_of_the_longest_bucket_fit():
-    assert prompt_buckets(100) == (32, 64, 100)
-    assert prompt_buckets(20) == (20,)
 
 
 def test_a_prompt_that_overlaps_with_an_evaluation_set_is_refused_by_name(tmp_path):
@@ -153,7 +112,7 @@ def test_synthesis_goes_on_where_it_was_cut_and_writes_the_same(tmp_path):
         invent=40, max_invented_tokens=12, max_prompt_tokens=14, max_new_tokens=10, temperatures=((0, 1), (0.9, 1)),
         min_prompt_words=1,
     )  # fmt: skip
-    options = {"prompts": [file], "slots": 4, "shard_size": 3, "steps_per_dispatch": 5, "say": runs.silent}
+    options = {"prompts": [file], "slots": 4, "shard_size": 3, "say": runs.silent}
     whole = synthesize(target, tmp_path / "whole", config, **options)
     assert whole.remaining == 0
     assert whole.conversations >= 9

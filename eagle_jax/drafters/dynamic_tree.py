@@ -1,20 +1,16 @@
 """EAGLE-2's dynamic tree (https://arxiv.org/abs/2406.16858) in static shapes; a chain is its case of one child a node."""
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding.state import DecodeState
-from eagle_jax.decoding.tree import ROOT_PARENT, DraftTree, TreeConfig
+from eagle_jax.drafters.base import DraftView
+from eagle_jax.drafters.head_steps import HeadSteps
+from eagle_jax.drafters.tree import ROOT_PARENT, DraftTree, TreeConfig
 from eagle_jax.models.cache import KVCache
-
-if TYPE_CHECKING:
-    from eagle_jax.decoding.eagle_drafter import EagleDrafter
 
 
 def grow_dynamic_tree(
-    drafter: "EagleDrafter", config: TreeConfig, state: DecodeState, cache: KVCache, last: jax.Array
+    head: HeadSteps, config: TreeConfig, view: DraftView, cache: KVCache, last: jax.Array
 ) -> DraftTree:
     """Expands the best nodes level by level inside one `lax.scan`, then keeps the best of all.
 
@@ -22,14 +18,14 @@ def grow_dynamic_tree(
     descending score. This pool has `config.pool_size` nodes.
 
     Args:
-      drafter: runs the head.
+      head: runs the head.
       config: shape of the tree.
-      state: gives roots and committed lengths.
+      view: gives roots and committed lengths.
       cache: draft cache after the extend step.
       last: the head's output of each slot's last row, `[B, 1, h]`.
     """
     k, depth, batch = config.top_k, config.depth, last.shape[0]
-    scores, ids = (x[:, 0] for x in drafter.best(last, k, state, 0))  # [B, k]
+    scores, ids = (x[:, 0] for x in head.best(last, k, view, 0))  # [B, k]
     # M: every expanded node leaves a row in the tail. A scan over no level is traced all the same, hence never 0.
     rows = max(depth, 1) * k
     own = jnp.arange(rows, dtype=jnp.int32)
@@ -41,8 +37,8 @@ def grow_dynamic_tree(
         tokens, scores, hidden, seen, tail = carry
         offset = level * k
         seen = seen | (own == (offset + frontier)[:, None])  # [B, k, M]
-        out, tail = drafter.step(state, cache, tokens, hidden, level, tail, offset, seen, own // k)
-        steps, ids = drafter.best(out, k, state, level + 1)  # [B, k, k]
+        out, tail = head.step(view, cache, tokens, hidden, level, tail, offset, seen, own // k)
+        steps, ids = head.best(out, k, view, level + 1)  # [B, k, k]
         children = (scores[..., None] + steps).reshape(batch, k * k)
         ids = ids.reshape(batch, k * k)
         scores, best = jax.lax.top_k(children, k)  # ties to the lower index
@@ -61,7 +57,7 @@ def grow_dynamic_tree(
         scores,
         jnp.repeat(last, k, axis=1),
         jnp.zeros((batch, k, rows), bool),
-        drafter.empty_tail(batch, rows),
+        head.empty_tail(batch, rows),
     )
     _, (tokens, children, chosen) = jax.lax.scan(expand, start, jnp.arange(depth, dtype=jnp.int32))
     # The nodes that each level expanded, `[depth, B, k]`: the root's children, then what the level before had chosen.
@@ -71,7 +67,7 @@ def grow_dynamic_tree(
         return jnp.concatenate([first, later.swapaxes(0, 1).reshape(batch, depth * k * k)], axis=1)
 
     parents = in_order(jnp.full((batch, k), ROOT_PARENT, jnp.int32), jnp.repeat(expanded, k, axis=2))
-    return keep_best(config, state.roots, in_order(ids, tokens), in_order(scores, children), parents)  # [B, pool] each
+    return keep_best(config, view.roots, in_order(ids, tokens), in_order(scores, children), parents)  # [B, pool] each
 
 
 def keep_best(

@@ -1,23 +1,19 @@
 """EAGLE-1's static trees: the same paths every round, given by the rank of each child among the head's guesses."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.decoding.rules import Drafts
-from eagle_jax.decoding.state import DecodeState
-from eagle_jax.decoding.tree import DraftTree, StaticTree
+from eagle_jax.drafters.base import Drafts, DraftView
+from eagle_jax.drafters.head_steps import HeadSteps
+from eagle_jax.drafters.tree import DraftTree, StaticTree
 from eagle_jax.models.cache import KVCache
-
-if TYPE_CHECKING:
-    from eagle_jax.decoding.eagle_drafter import EagleDrafter
 
 
 def grow_static_tree(
-    drafter: "EagleDrafter", config: StaticTree, state: DecodeState, cache: KVCache, last: jax.Array
+    head: HeadSteps, config: StaticTree, view: DraftView, cache: KVCache, last: jax.Array
 ) -> DraftTree:
     """Fills a static tree level by level; only nodes with children are run. Arguments as `grow_dynamic_tree`.
 
@@ -34,20 +30,20 @@ def grow_static_tree(
         seen[node] = seen[parents[node]]
         seen[node, row_of[node]] = True
 
-    tokens: list[jax.Array] = [state.roots] * nodes  # [B] each
+    tokens: list[jax.Array] = [view.roots] * nodes  # [B] each
     scores: list[jax.Array] = [jnp.zeros((batch,), jnp.float32)] * nodes
-    tail = drafter.empty_tail(batch, len(inner))
+    tail = head.empty_tail(batch, len(inner))
     expanded, out = [0], last
-    proposals: list[jax.Array] = [jnp.zeros((batch, drafter.head.config.draft_vocab_size), jnp.float32)] * nodes
+    proposals: list[jax.Array] = [jnp.zeros((batch, head.head.config.draft_vocab_size), jnp.float32)] * nodes
     for level in range(config.max_depth):
         children = [node for node in range(1, nodes) if depths[node] == level + 1]
         count = int(ranks[children].max()) + 1
-        if drafter.drafts is Drafts.SAMPLED and state.sampling is not None:
-            steps, ids, drawn_from = drafter.sample(out, count, state, expanded)  # [B, T, k], [B, T, Vd]
+        if head.drafts is Drafts.SAMPLED and view.settings is not None:
+            steps, ids, drawn_from = head.sample(out, count, view, expanded)  # [B, T, k], [B, T, Vd]
             for row, node in enumerate(expanded):
                 proposals[node] = drawn_from[:, row]
         else:
-            steps, ids = drafter.best(out, count, state, level)  # [B, T, k]
+            steps, ids = head.best(out, count, view, level)  # [B, T, k]
         for node in children:
             row = expanded.index(parents[node])
             tokens[node] = ids[:, row, ranks[node]]
@@ -56,8 +52,8 @@ def grow_static_tree(
         if not following:
             break
         above = np.array([expanded.index(parents[node]) for node in following])
-        out, tail = drafter.step(
-            state,
+        out, tail = head.step(
+            view,
             cache,
             jnp.stack([tokens[node] for node in following], axis=1),
             out[:, above],
@@ -73,13 +69,13 @@ def grow_static_tree(
         return jnp.broadcast_to(jnp.asarray(values[1:], jnp.int32), (batch, nodes - 1))
 
     tree = DraftTree.with_root(
-        state.roots,
+        view.roots,
         tokens=jnp.stack(tokens[1:], axis=1),
         parents=everywhere(parents),
         depths=everywhere(depths),
         scores=jnp.stack(scores[1:], axis=1),
     )
-    if drafter.drafts is not Drafts.SAMPLED or state.sampling is None:
+    if head.drafts is not Drafts.SAMPLED or view.settings is None:
         return tree
-    probabilities = drafter.over_target_ids(jnp.stack(proposals, axis=1))
+    probabilities = head.over_target_ids(jnp.stack(proposals, axis=1))
     return dataclasses.replace(tree, probabilities=probabilities, shape=config)

@@ -1,11 +1,11 @@
-"""What a ladder costs where no draft is accepted: the same outputs with and without it, by turns in one run.
+"""What a adaptive costs where no draft is accepted: the same outputs with and without it, by turns in one run.
 
-    python benchmarks/ladder.py --model 8B --batch 1 8 32 --out results.json
+    python benchmarks/adaptive.py --model 8B --batch 1 8 32 --out results.json
 
 Weights are random, so that nothing the head drafts is accepted: the worst text there is. Every slot generates `--tokens` tokens
-behind a cache of `--context`, in one dispatch, three ways: by a program that only decodes plainly; by the ladder when it is made
-to stay on its plain rung; and by the ladder as it is, which tries to draft first, and now and then. The ratios are medians over
-the turns; calibration and compilation are not counted.
+behind a cache of `--context`, in one dispatch, three ways: by a program that only decodes plainly; by adaptive speculation
+when it is made to stay with plain rounds; and as it is, which tries to draft first, and now and then. The ratios are medians
+over the turns; calibration and compilation are not counted.
 """
 
 import argparse
@@ -21,27 +21,28 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from eagle_jax.decoding.ladder import Ladder, forced
-from eagle_jax.engine.calibration import at_length, measure_rungs, rung_name
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation, forced
+from eagle_jax.engine.calibration import at_length, candidate_name, measure_candidates
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.programs import Programs
+from eagle_jax.engine.scheduler import UNBOUNDED
 from eagle_jax.measurement import geometry
 from eagle_jax.sampling import SamplingMode
-from eagle_jax.speculative_config import default_ladder
+from eagle_jax.speculative_config import default_candidates
 
 
 def generate(programs: Programs, context: int, costs: Any = None) -> tuple[float, int]:
     """Seconds of one generation of which nothing is accepted, and its rounds."""
     plan, state = programs.plan, programs.init()
     places = jax.tree.map(lambda x: x.sharding, state)
-    state = jax.block_until_ready(jax.device_put(at_length(state, context, plan.max_length), places))
-    if state.ladder is not None:
-        costs = jax.device_put(np.asarray(costs, np.float32), state.ladder.costs.sharding)
-        state = dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
+    state = jax.block_until_ready(jax.device_put(at_length(plan, programs.weights, state, context), places))
+    if state.adaptive is not None:
+        costs = jax.device_put(np.asarray(costs, np.float32), state.adaptive.costs.sharding)
+        state = dataclasses.replace(state, adaptive=dataclasses.replace(state.adaptive, costs=costs))
     start, rounds = time.perf_counter(), 0
     while True:  # a report is full before the output is complete
         state, report = programs.decode(
-            state, range(plan.slots), SamplingMode.GREEDY, rounds=plan.max_length, until_finished=False
+            state, range(plan.slots), SamplingMode.GREEDY, rounds=plan.max_length, max_ended=UNBOUNDED
         )
         slots = programs.read(report).values()
         assert all(length == 1 for slot in slots for length in slot.round_lengths), "a draft was accepted"
@@ -50,24 +51,26 @@ def generate(programs: Programs, context: int, costs: Any = None) -> tuple[float
             return time.perf_counter() - start, rounds
 
 
-def measure(target: Any, head: Any, ladder: Ladder, batch: int, args: argparse.Namespace, say: Any) -> dict[str, Any]:
+def measure(
+    target: Any, head: Any, adaptive: AdaptiveSpeculation, batch: int, args: argparse.Namespace, say: Any
+) -> dict[str, Any]:
     """The figures of one number of slots."""
     chunk = 64 if jax.default_backend() == "cpu" else 256
     options = {"max_num_seqs": batch, "max_model_len": args.context + args.tokens, "prefill_chunk": chunk}
     plain = Programs(target, None, EngineConfig(**options))
-    engine = Programs(target, head, EngineConfig(tree=ladder, **options))
+    engine = Programs(target, head, EngineConfig(tree=adaptive, **options))
     for one in (plain, engine):
         say(f"compiled in {one.compile(SamplingMode.GREEDY):.1f} s")
-    costs = measure_rungs(engine, SamplingMode.GREEDY, args.context)
+    costs = measure_candidates(engine, SamplingMode.GREEDY, args.context)
     ways = {
         "plain program": lambda: generate(plain, args.context),
-        "plain rung": lambda: generate(engine, args.context, forced(ladder, 0)),
-        "ladder": lambda: generate(engine, args.context, costs),
+        "plain candidate": lambda: generate(engine, args.context, forced(adaptive, 0)),
+        "adaptive": lambda: generate(engine, args.context, costs),
     }
     runs = [{name: way() for name, way in ways.items()} for _ in range(args.repeats + 1)][1:]
     result = {
         "batch": batch,
-        "rungs_ms": dict(zip(map(rung_name, ladder.rungs), costs, strict=True)),
+        "rungs_ms": dict(zip(map(candidate_name, adaptive.candidates), costs, strict=True)),
         "seconds": {name: [run[name][0] for run in runs] for name in ways},
         "rounds": {name: runs[-1][name][1] for name in ways},
         "ratio": {name: statistics.median(run[name][0] / run["plain program"][0] for run in runs) for name in ways},
@@ -75,7 +78,8 @@ def measure(target: Any, head: Any, ladder: Ladder, batch: int, args: argparse.N
     ms = statistics.median(result["seconds"]["plain program"]) / args.tokens * 1e3
     ratio = result["ratio"]
     say(
-        f"batch {batch}: plain {ms:.3f} ms a step; plain rung {ratio['plain rung']:.4f} x, ladder {ratio['ladder']:.4f} x"
+        f"batch {batch}: plain {ms:.3f} ms a step; plain candidate {ratio['plain candidate']:.4f} x, "
+        f"adaptive {ratio['adaptive']:.4f} x"
     )
     return result
 
@@ -94,7 +98,7 @@ def main() -> None:
     head_config = geometry.eagle3_head_of(config)
     target = geometry.random_target(config, jnp.dtype(args.dtype))
     head = geometry.random_head(head_config, jnp.dtype(args.dtype))
-    ladder = default_ladder(head_config, jax.default_backend())
+    adaptive = default_candidates(head_config, jax.default_backend())
     report = {
         "model": name,
         "device": jax.devices()[0].device_kind,
@@ -103,7 +107,7 @@ def main() -> None:
         "rows": [],
     }
     for batch in args.batch:
-        report["rows"].append(measure(target, head, ladder, batch, args, Console().print))
+        report["rows"].append(measure(target, head, adaptive, batch, args, Console().print))
         if args.out:
             args.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""The ladder: texts are those of plain decoding, whatever rungs were run; the choice falls, climbs and probes."""
+"""Adaptive speculation: texts are those of plain decoding, whatever candidates were run; the choice falls, climbs and probes."""
 
 import dataclasses
 from typing import Any
@@ -13,20 +13,20 @@ from support.float64_models import Float64Llama
 from support.near_ties import NearTies
 from support.tiny import draft_config, llama_config, random_head, random_llama
 
-from eagle_jax.decoding.ladder import DUE_ROWS, FIRST_GUESS, Ladder, LadderState, forced, gain
+from eagle_jax.decoding.adaptive import DUE_ROWS, FIRST_GUESS, AdaptiveSpeculation, AdaptiveState, forced, gain
 from eagle_jax.decoding.loop import decode, init_state
 from eagle_jax.decoding.rules import make_rule
-from eagle_jax.decoding.tree import StaticTree, TreeConfig
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.engine.core import EngineCore
 from eagle_jax.engine.request import Request
 from eagle_jax.sampling import SamplingMode
 
-LADDER = Ladder((None, TreeConfig.chain(2), TreeConfig(total_tokens=8, depth=3, top_k=3)))
+SPECULATION = AdaptiveSpeculation((None, TreeConfig.chain(2), TreeConfig(total_tokens=8, depth=3, top_k=3)))
 COSTS = {
     "dear": [1.0, 1.5, 2.4],
-    "plain": forced(LADDER, 0),
-    "chain": forced(LADDER, 1),
-    "tree": forced(LADDER, 2),
+    "plain": forced(SPECULATION, 0),
+    "chain": forced(SPECULATION, 1),
+    "tree": forced(SPECULATION, 2),
 }
 OPTIONS = {"slots": 2, "max_length": 4000, "prefill_chunk": 16}
 
@@ -38,8 +38,8 @@ def models() -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def climbing(models: tuple[Any, Any]) -> EngineCore:
-    return make_engine(*models, tree=LADDER, costs=COSTS["dear"], **OPTIONS)
+def engine(models: tuple[Any, Any]) -> EngineCore:
+    return make_engine(*models, tree=SPECULATION, costs=COSTS["dear"], **OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +58,15 @@ def plain(models: tuple[Any, Any], requests: list[Request]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("costs", COSTS)
-def test_texts_are_those_of_plain_decoding(models, climbing, requests, plain, costs) -> None:
-    climbing.programs.costs[SamplingMode.GREEDY] = COSTS[costs]
-    completions = serve(climbing, requests)
+def test_texts_are_those_of_plain_decoding(models, engine, requests, plain, costs) -> None:
+    engine.programs.costs[SamplingMode.GREEDY] = COSTS[costs]
+    completions = serve(engine, requests)
     reference, ties = Float64Llama(models[0]), NearTies()
     for completion, wanted, request in zip(completions, plain, requests, strict=True):
         ties.compare(completion.token_ids, wanted, request.prompt_token_ids, lambda tokens: reference(tokens)[0][-1])
         assert len(completion.drafted) == len(completion.accepted_lengths)
-        depth_of = dict(zip(LADDER.drafted, LADDER.depths, strict=True))
-        assert set(completion.drafted) <= set(LADDER.drafted)
+        depth_of = dict(zip(SPECULATION.drafted, SPECULATION.depths, strict=True))
+        assert set(completion.drafted) <= set(SPECULATION.drafted)
         pairs = zip(completion.drafted, completion.accepted_lengths, strict=True)
         assert all(length <= depth_of[drafted] + 1 for drafted, length in pairs)
     ties.check()
@@ -75,37 +75,37 @@ def test_texts_are_those_of_plain_decoding(models, climbing, requests, plain, co
     assert used == expected if expected else 0 in used and len(used) > 1
     lengths = [n for completion in completions for n in completion.accepted_lengths]
     assert (max(lengths) > 1) == (costs != "plain")
-    # The same requests take the same rungs, also when tokens are read often.
-    again = serve(climbing, requests, rounds_per_dispatch=3) if costs == "dear" else completions
-    alone = serve(climbing, requests[:1]) if costs == "dear" else completions[:1]
+    # The same requests take the same candidates, also when tokens are read often.
+    again = serve(engine, requests, rounds_per_dispatch=3) if costs == "dear" else completions
+    alone = serve(engine, requests[:1]) if costs == "dear" else completions[:1]
     assert [c.token_ids for c in again] == [c.token_ids for c in completions]
     # What earlier calls have lost or won does not matter.
-    assert [c.drafted for c in serve(climbing, requests)] == [c.drafted for c in completions]
+    assert [c.drafted for c in serve(engine, requests)] == [c.drafted for c in completions]
     assert alone[0].token_ids == completions[0].token_ids
 
 
-def test_the_program_updates_the_caches_in_place(climbing) -> None:
-    """As the programs without a choice do: each rung is a loop, because XLA would copy the caches for a conditional."""
-    state = jax.eval_shape(init_state, climbing.programs.plan, climbing.programs.weights)
+def test_the_program_updates_the_caches_in_place(engine) -> None:
+    """As the programs without a choice do: each candidate is a loop, because XLA would copy the caches for a conditional."""
+    state = jax.eval_shape(init_state, engine.programs.plan, engine.programs.weights)
     cache = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.target_cache, state.draft.cache)))
-    memory = climbing.programs.compile_program("decode", SamplingMode.GREEDY).memory_analysis()
+    memory = engine.programs.compile_program("decode", SamplingMode.GREEDY).memory_analysis()
     assert memory.alias_size_in_bytes >= cache
     assert memory.temp_size_in_bytes < 0.2 * cache
 
 
 def test_drafting_resumes_after_plain_rounds_as_if_it_had_never_stopped(models) -> None:
-    """The draft cache does not tell through which rungs it was filled, nor how long features were only kept."""
-    plan, weights = make_plan(*models, LADDER, **OPTIONS)
+    """The draft cache does not tell through which candidates it was filled, nor how long features were only kept."""
+    plan, weights = make_plan(*models, SPECULATION, **OPTIONS)
     prompts = [[1, 2, 3, 4], [5, 0]]
 
     def run(*parts: tuple[int, int]) -> Any:
         state = prefill_slots(plan, weights, prompts, [110, 110])
         drafted: list[int] = []
-        for rung, rounds in parts:
-            costs = jnp.asarray(forced(LADDER, rung))
-            state = dataclasses.replace(state, ladder=dataclasses.replace(state.ladder, costs=costs))
+        for candidate, rounds in parts:
+            costs = jnp.asarray(forced(SPECULATION, candidate))
+            state = dataclasses.replace(state, adaptive=dataclasses.replace(state.adaptive, costs=costs))
             for _ in range(-(-rounds // 20)):  # a report has room for so many
-                arguments = jax.device_put((np.ones((2,), bool), np.int32(min(rounds, 20)), np.bool_(False)))
+                arguments = jax.device_put((np.ones((2,), bool), np.int32(min(rounds, 20)), np.int32(99)))
                 with jax.transfer_guard("disallow"):  # the choice, too, is made on the device
                     state, report = decode(plan, weights, state, *arguments)
                 drafted.extend(plan.layout.unpack(report)[0].drafted)
@@ -124,25 +124,25 @@ def test_drafting_resumes_after_plain_rounds_as_if_it_had_never_stopped(models) 
 
 
 def simulate(costs: list[float], rate: Any, tokens: int, seed: int = 0) -> tuple[float, list[int]]:
-    """Time a token in plain rounds, and the rungs that were run, for a head whose chains accept at a rate."""
+    """Time a token in plain rounds, and the candidates that were run, for a head whose chains accept at a rate."""
     rng = np.random.default_rng(seed)
-    ladder = LadderState.empty(LADDER, 1)
+    adaptive = AdaptiveState.empty(SPECULATION, 1)
     running = jnp.ones((1,), bool)
     steps = [
-        jax.jit(lambda state, count, r=r: state.record(LADDER, r, count, running).choose(LADDER, running))
-        for r in range(len(LADDER.rungs))
+        jax.jit(lambda state, count, r=r: state.record(SPECULATION, r, count, running).choose(SPECULATION, running))
+        for r in range(len(SPECULATION.candidates))
     ]
-    ladder = dataclasses.replace(ladder, costs=jnp.asarray(costs, jnp.float32)).choose(LADDER, running)
+    adaptive = dataclasses.replace(adaptive, costs=jnp.asarray(costs, jnp.float32)).choose(SPECULATION, running)
     done, spent, used = 0, 0.0, []
     while done < tokens:
-        rung = int(ladder.rung)
-        used.append(rung)
-        accepts = 0 if rung == 0 else 1 - (1 - rate(done)) ** gain(LADDER.rungs[rung])
+        candidate = int(adaptive.candidate)
+        used.append(candidate)
+        accepts = 0 if candidate == 0 else 1 - (1 - rate(done)) ** gain(SPECULATION.candidates[candidate])
         count = 0
-        while count < LADDER.depths[rung] and rng.random() < accepts:
+        while count < SPECULATION.depths[candidate] and rng.random() < accepts:
             count += 1
-        ladder = steps[rung](ladder, jnp.asarray([count], jnp.int32))
-        done, spent = done + count + 1, spent + costs[rung] / costs[0]
+        adaptive = steps[candidate](adaptive, jnp.asarray([count], jnp.int32))
+        done, spent = done + count + 1, spent + costs[candidate] / costs[0]
     return spent / done, used
 
 
@@ -160,7 +160,7 @@ def test_the_choice_falls_to_plain_decoding_and_climbs() -> None:
     for seed in range(3):
         used = simulate(costs, lambda done: 0.9 * (done > 16), 64, seed)[1]
         plain = used.index(0)
-        assert sum(rung > 0 for rung in used[plain : plain + 24]) >= 2
+        assert sum(candidate > 0 for candidate in used[plain : plain + 24]) >= 2
     # Where drafting costs next to nothing more, estimates are never low enough to give it up: the accounts are.
     for cheap in ([1.0, 1.04, 1.16], [1.0, 1.02, 1.3], [1.0, 1.1, 1.11]):
         assert simulate(cheap, lambda _: 0.0, 256)[0] < 1.018
@@ -176,18 +176,18 @@ def test_the_choice_falls_to_plain_decoding_and_climbs() -> None:
 def test_what_belongs_to_all_slots_is_forgotten_with_the_last_of_them() -> None:
     running, zero = jnp.ones((2,), bool), jnp.zeros((2,), jnp.int32)
     for slots in (1, 2):
-        fresh = LadderState.empty(LADDER, slots)
+        fresh = AdaptiveState.empty(SPECULATION, slots)
         fresh = dataclasses.replace(fresh, costs=jnp.asarray([1.0, 1.5, 2.5]))
-        used = fresh.record(LADDER, 2, zero[:slots], running[:slots])
+        used = fresh.record(SPECULATION, 2, zero[:slots], running[:slots])
         assert float(used.in_hand - fresh.in_hand) == pytest.approx(1 - 2.5 * 0.995)
-        won = fresh.record(LADDER, 1, zero[:slots] + jnp.arange(1, slots + 1), running[:slots])
+        won = fresh.record(SPECULATION, 1, zero[:slots] + jnp.arange(1, slots + 1), running[:slots])
         assert float(won.in_hand - fresh.in_hand) == pytest.approx({1: 2, 2: 2.5}[slots] - 1.5 * 0.995)
         attempt = dataclasses.replace(used, plain_rounds=zero[0] + 9)
-        vain = attempt.record(LADDER, 1, zero[:slots], running[:slots])
+        vain = attempt.record(SPECULATION, 1, zero[:slots], running[:slots])
         assert float(vain.probe_budget) == pytest.approx(float(attempt.probe_budget) / 2)
-        better = vain.record(LADDER, 1, zero[:slots] + 2, running[:slots])
+        better = vain.record(SPECULATION, 1, zero[:slots] + 2, running[:slots])
         assert float(better.probe_budget) == pytest.approx(float(attempt.probe_budget))
-        assert float(vain.record(LADDER, 1, zero[:slots], running[:slots]).probe_budget) == vain.probe_budget
+        assert float(vain.record(SPECULATION, 1, zero[:slots], running[:slots]).probe_budget) == vain.probe_budget
         names = ("plain_rounds", "probe_budget", "in_hand")
         started = dataclasses.replace(vain, plain_rounds=zero[0] + 3).start(zero[0])
         kept = [float(getattr(started, name)) for name in names]
@@ -197,8 +197,8 @@ def test_what_belongs_to_all_slots_is_forgotten_with_the_last_of_them() -> None:
 
 
 def test_the_expected_lengths_are_those_of_the_guess_before_anything_was_seen() -> None:
-    lengths = LadderState.empty(LADDER, 1).expected_lengths(LADDER)[0]
-    chance = 1 - (1 - FIRST_GUESS) ** gain(LADDER.rungs[2])
+    lengths = AdaptiveState.empty(SPECULATION, 1).expected_lengths(SPECULATION)[0]
+    chance = 1 - (1 - FIRST_GUESS) ** gain(SPECULATION.candidates[2])
     wanted = [1, 1 + 0.5 + 0.25, 1 + chance + chance**2 + chance**3 + chance**4]
     np.testing.assert_allclose(lengths, wanted, rtol=1e-5)
 
@@ -206,21 +206,21 @@ def test_the_expected_lengths_are_those_of_the_guess_before_anything_was_seen() 
 @pytest.mark.slow
 def test_an_accepting_head_climbs_and_a_batch_is_one_choice() -> None:
     target, head = golden.target("target_A").model, golden.draft("head_A_e3", "target_A").head
-    ladder = Ladder((None, TreeConfig.chain(1), TreeConfig(total_tokens=12, depth=2, top_k=4)))
-    engine = make_engine(target, head, tree=ladder, costs=[1.0, 1.5, 1.55], slots=2, max_length=96, prefill_chunk=16)
+    adaptive = AdaptiveSpeculation((None, TreeConfig.chain(1), TreeConfig(total_tokens=12, depth=2, top_k=4)))
+    engine = make_engine(target, head, tree=adaptive, costs=[1.0, 1.5, 1.55], slots=2, max_length=96, prefill_chunk=16)
     completions = serve(engine, [make_request(prompt=p, max_new_tokens=60) for p in ([5, 6, 7, 8], [1, 300])])
     assert completions[0].drafted[-5:] == [11] * 5
     together = min(len(completion.drafted) for completion in completions)
     assert completions[0].drafted[:together] == completions[1].drafted[:together]
 
 
-def test_what_cannot_be_a_ladder_is_said(models) -> None:
+def test_what_cannot_be_a_choice_is_said(models) -> None:
     with pytest.raises(ValueError, match="plain decoding"):
-        Ladder((TreeConfig.chain(1), None))
+        AdaptiveSpeculation((TreeConfig.chain(1), None))
     with pytest.raises(ValueError, match="differ"):
-        Ladder((None, TreeConfig.chain(1), TreeConfig.chain(1)))
-    assert Ladder((None, StaticTree.from_paths([[0], [1]]))).max_depth == 1
+        AdaptiveSpeculation((None, TreeConfig.chain(1), TreeConfig.chain(1)))
+    assert AdaptiveSpeculation((None, StaticTree.from_paths([[0], [1]]))).max_depth == 1
     with pytest.raises(ValueError, match="works with one shape of trees"):
-        make_engine(*models, tree=LADDER, rule=make_rule("block"), **OPTIONS)
+        make_engine(*models, tree=SPECULATION, rule=make_rule("block"), **OPTIONS)
     with pytest.raises(ValueError, match="costs must hold a positive time for each of 3 candidates"):
-        serve(make_engine(*models, tree=LADDER, costs=[1.0], **OPTIONS), [make_request([1], 2)])
+        serve(make_engine(*models, tree=SPECULATION, costs=[1.0], **OPTIONS), [make_request([1], 2)])

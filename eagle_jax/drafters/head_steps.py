@@ -1,4 +1,4 @@
-"""Drafting with an EAGLE head: encode what was accepted with true features, then grow a tree from the last row."""
+"""Passes of an EAGLE head: its guesses after its outputs, and the steps that grow a tree."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,12 +6,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding.dynamic_tree import grow_dynamic_tree
-from eagle_jax.decoding.rules import Drafts
-from eagle_jax.decoding.state import DecodeState, DraftState
-from eagle_jax.decoding.static_tree import grow_static_tree
-from eagle_jax.decoding.tree import DraftTree, StaticTree, TreeConfig
-from eagle_jax.models.cache import KVCache, KVRows, ordered_after
+from eagle_jax.drafters.base import Drafts, DraftView
+from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.draft_layer import DraftContext
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
@@ -25,84 +21,13 @@ _NEVER_DRAWN = -1e4
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleDrafter:
-    """An EAGLE head of any generation and the shape of the trees it grows (`eagle_jax.decoding.draft.Drafter`)."""
+class HeadSteps:
+    """An EAGLE head of any generation beside its target."""
 
     head: DraftHead
     target: Llama
-    tree: TreeConfig | StaticTree
     drafts: Drafts = dataclasses.field(default=Drafts.SHARED_NOISE, kw_only=True)
     """How slots that sample pick children; greedy ones take the likeliest."""
-    due_rows: int | None = dataclasses.field(default=None, kw_only=True)
-    """Rows of features that the memory holds; None: those of the tree's longest path, which one round leaves at most."""
-
-    @property
-    def num_nodes(self) -> int:
-        """N."""
-        return self.tree.total_tokens
-
-    @property
-    def max_depth(self) -> int:
-        """D."""
-        return self.tree.max_depth
-
-    @property
-    def capture_layers(self) -> tuple[int, ...]:
-        """The head's."""
-        return self.head.config.capture_layers
-
-    def empty(self, slots: int, capacity: int) -> DraftState:
-        """An empty draft cache; room for the features of the rows that can be due."""
-        size = (slots, self.due_rows or self.max_depth + 1, self.head.config.feature_size)
-        return DraftState(
-            cache=self.head.empty_cache(slots, capacity),
-            lengths=jnp.zeros((slots,), jnp.int32),
-            features=jnp.zeros(size, self.target.dtype),
-        )
-
-    def prefill(
-        self,
-        draft: DraftState,
-        slot: jax.Array,
-        start: jax.Array,
-        next_tokens: jax.Array,
-        features: jax.Array,
-        valid: jax.Array,
-    ) -> DraftState:
-        """Encodes the chunk; its last valid token stays due with its feature."""
-        context = DraftContext(
-            positions=start + jnp.arange(next_tokens.shape[1], dtype=jnp.int32)[None],
-            cache=draft.cache.slot(slot),
-            lengths=start[None],
-        )
-        _, rows = self.head(self.embed(next_tokens), self.head.fuse(features), context)
-        due = jax.lax.dynamic_slice_in_dim(features, valid - 1, 1, axis=1)  # [1, 1, F]
-        zero = jnp.zeros((), jnp.int32)
-        return DraftState(
-            cache=draft.cache.write_slot(rows, slot, start),
-            lengths=draft.lengths.at[slot].set(start + valid - 1),
-            features=jax.lax.dynamic_update_slice(draft.features, due, (slot, zero, zero)),
-        )
-
-    def propose(self, state: DecodeState) -> tuple[DraftTree, DraftState]:
-        """Encodes what is due with true features, then grows a tree from the head's last output."""
-        with jax.named_scope("extend"):
-            draft, last = self._extend(state, None if self.due_rows is None else self.max_depth + 1)
-        with jax.named_scope("grow"):
-            if isinstance(self.tree, StaticTree):
-                return grow_static_tree(self, self.tree, state, draft.cache, last), draft
-            return grow_dynamic_tree(self, self.tree, state, draft.cache, last), draft
-
-    def settle(self, state: DecodeState) -> DecodeState:
-        """Encodes all rows that are due but each slot's last one, from which the next tree grows."""
-        before = state.draft
-        draft, _ = self._extend(state)
-        last = jnp.maximum(state.lengths - before.lengths - 1, 0)
-        # The last due row comes first; behind it none is due.
-        rows = last[:, None] + jnp.arange(before.rows, dtype=jnp.int32)
-        features = jnp.take_along_axis(before.features, rows[..., None], axis=1, mode="clip")
-        draft = dataclasses.replace(draft, lengths=before.lengths + last, features=features)
-        return dataclasses.replace(state, draft=draft)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeddings in the head's width and dtype: its own table if it has one, else the target's."""
@@ -127,14 +52,14 @@ class EagleDrafter:
         return self.head.target_ids(self.draft_vocabulary.ids())
 
     def best(
-        self, hidden: jax.Array, count: int, state: DecodeState, level: jax.Array | int
+        self, hidden: jax.Array, count: int, view: DraftView, level: jax.Array | int
     ) -> tuple[jax.Array, jax.Array]:
         """The best guesses of the token after each output of the head.
 
         Args:
           hidden: `[B, T, h]`.
           count: k.
-          state: gives settings, seeds and positions where tokens are sampled.
+          view: gives settings, seeds and positions where tokens are sampled.
           level: depth of the nodes that the guesses follow.
 
         Returns:
@@ -142,17 +67,17 @@ class EagleDrafter:
           log-probabilities over the draft vocabulary; under shared noise, those of the disturbed logits.
         """
         logits = self.logits(hidden)
-        if state.sampling is not None and self.drafts is Drafts.SHARED_NOISE:
+        settings = view.settings
+        if settings is not None and self.drafts is Drafts.SHARED_NOISE:
             with jax.named_scope("noise"):
-                settings = state.sampling.settings
-                noise = state.sampling.target_noise((state.lengths + 1 + level)[:, None], self.vocabulary)  # [B, 1, Vd]
+                noise = settings.target_noise((view.lengths + 1 + level)[:, None], self.vocabulary)  # [B, 1, Vd]
                 logits = self._cut(logits, settings) + jnp.where(settings.greedy[:, None, None], 0, noise)
         with jax.named_scope("top_k"):
             scores, ids = self.draft_vocabulary.top_log_probs(logits, count)
         return scores, self.head.target_ids(ids)
 
     def sample(
-        self, hidden: jax.Array, count: int, state: DecodeState, nodes: Sequence[int]
+        self, hidden: jax.Array, count: int, view: DraftView, nodes: Sequence[int]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Draws tokens after each output of the head, without replacement; in greedy slots the likeliest.
 
@@ -162,18 +87,18 @@ class EagleDrafter:
         Args:
           hidden: `[B, T, h]`.
           count: k.
-          state: gives settings and seeds; the draws of a round are keyed by the position of its root.
+          view: gives settings and seeds; the draws of a round are keyed by the position of its root.
           nodes: the T nodes that the drawn tokens follow.
 
         Returns:
           Log-probabilities and target ids of the drawn tokens, `[B, T, k]`, and the distribution after each node over the draft
           vocabulary, float32 `[B, T, Vd]`.
         """
-        assert state.sampling is not None
-        settings, vocabulary = state.sampling.settings, self.draft_vocabulary
+        settings, vocabulary = view.settings, self.draft_vocabulary
+        assert settings is not None
         scores = log_probabilities(process_logits(self.logits(hidden), settings, vocabulary), vocabulary)
         with jax.named_scope("noise"):
-            first, second = stream_key(settings.seeds, state.lengths, Stream.DRAFT)
+            first, second = stream_key(settings.seeds, view.lengths, Stream.DRAFT)
             lanes = jnp.asarray(nodes, jnp.int32)[None]  # every node draws by its own numbers
             noise = vocabulary_gumbel((first[:, None], second[:, None]), self.vocabulary, lanes)  # [B, T, Vd]
         _, ids = vocabulary.top_k(scores + jnp.where(settings.greedy[:, None, None], 0, noise), count)
@@ -199,27 +124,9 @@ class EagleDrafter:
         cache = self.head.empty_cache(batch, rows)
         return KVRows(cache.keys, cache.values)
 
-    def _extend(self, state: DecodeState, rows: int | None = None) -> tuple[DraftState, jax.Array]:
-        """Commits the rows that are due; returns the memory and the head's output of each slot's last row, `[B, 1, h]`.
-
-        `rows` bounds how many are due; None: as many as the memory holds.
-        """
-        draft = state.draft
-        offsets = jnp.arange(rows or draft.rows, dtype=jnp.int32)
-        positions = draft.lengths[:, None] + offsets  # [B, A]
-        tokens = jnp.take_along_axis(state.tokens, positions + 1, axis=1, mode="clip")
-        # Rows beyond the last due one are computed on what happens to be there and lie beyond the length: never read.
-        context = DraftContext(positions=positions, cache=draft.cache, lengths=draft.lengths)
-        out, new = self.head(self.embed(tokens), self.head.fuse(draft.features[:, :rows]), context)
-        final = jnp.maximum(state.lengths - draft.lengths - 1, 0)
-        last = jnp.take_along_axis(out, final[:, None, None], axis=1)
-        start = ordered_after(draft.lengths, (last[:, 0, 0] > 0).astype(jnp.int32))
-        cache = draft.cache.write(new, start)
-        return DraftState(cache=cache, lengths=state.lengths, features=draft.features), last
-
     def step(
         self,
-        state: DecodeState,
+        view: DraftView,
         cache: KVCache,
         tokens: jax.Array,
         hidden: jax.Array,
@@ -232,7 +139,7 @@ class EagleDrafter:
         """One draft step: T nodes of one level of every slot's tree, on top of the committed draft rows.
 
         Args:
-          state: gives the committed lengths.
+          view: gives the committed lengths.
           cache: draft cache after the extend step.
           tokens: the nodes' tokens, target ids, int32 `[B, T]`.
           hidden: outputs of the head for their parents, `[B, T, h]`.
@@ -245,11 +152,11 @@ class EagleDrafter:
         Returns:
           Outputs `[B, T, h]` and the tail with the new rows.
         """
-        start = state.lengths[:, None]
+        start = view.lengths[:, None]
         context = DraftContext(
             positions=jnp.broadcast_to(start + level, tokens.shape),
             cache=cache,
-            lengths=state.lengths,
+            lengths=view.lengths,
             tail=tail,
             tail_offset=offset,
             tail_mask=tail_mask,
