@@ -25,6 +25,7 @@ from eagle_jax import Target, TreeConfig, load_draft, load_target
 from eagle_jax.evaluation import Configuration, EvaluationSettings, Report, evaluate
 from eagle_jax.evaluation.datasets import read_dataset
 from eagle_jax.loading.shipped import shipped_head
+from eagle_jax.models import CacheContext
 
 SETTINGS = {
     "chain 3": TreeConfig.chain(3),
@@ -39,7 +40,7 @@ def relative_gap(target: Target, ids: list[int], first: int, second: int) -> flo
     """|logit[first] - logit[second]| / max |logit| after `ids`."""
     model = target.model
     tokens = jnp.asarray([ids], jnp.int32)
-    out = model(tokens, jnp.arange(len(ids))[None], model.empty_cache(1, 1), jnp.zeros((1,), jnp.int32))
+    out = model(tokens, CacheContext(jnp.arange(len(ids))[None], model.empty_cache(1, 1), jnp.zeros((1,), jnp.int32)))
     logits = np.asarray(model.logits(out.hidden[:, -1:]))[0, 0].astype(np.float64)
     return float(abs(logits[first] - logits[second]) / np.abs(logits).max())
 

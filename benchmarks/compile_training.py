@@ -27,7 +27,7 @@ from eagle_jax.training.config import HeadConfig
 from eagle_jax.training.head import HeadTemplate, split_head
 from eagle_jax.training.losses import LossConfig
 from eagle_jax.training.optimizers import OptimizerConfig, make_optimizer
-from eagle_jax.training.sharding import Placement
+from eagle_jax.training.sharding import TrainingMesh
 from eagle_jax.training.step import Frozen, StepConfig, TrainState, make_programs
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     mesh = Mesh(
         np.array(devices[: options.data * options.model]).reshape(options.data, options.model), ("data", "model")
     )
-    placement = Placement(mesh)
+    placement = TrainingMesh(mesh)
     config = LlamaConfig(
         vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=options.layers, num_attention_heads=32,
         num_key_value_heads=8, head_dim=128, max_position_embeddings=8192,
@@ -59,7 +59,7 @@ def main() -> None:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     placed = [
-        (path, v.replace(shape(v.get_value(), placement.weight(".".join(map(str, path)), v.get_value().shape))))
+        (path, v.replace(shape(v.get_value(), placement.sharding(v.get_metadata("axes"), v.get_value().shape))))
         for path, v in nnx.to_flat_state(weights)
     ]
     whole = NamedSharding(mesh, PartitionSpec())
@@ -82,7 +82,7 @@ def main() -> None:
     step = StepConfig(
         steps=options.steps, loss=LossConfig(kind="lk_hybrid"), compute_dtype="bfloat16", loss_chunk=4096, remat=True
     )
-    programs = make_programs(graph, HeadTemplate(draft), step, optimizer, seed=0, placement=placement)
+    programs = make_programs(graph, HeadTemplate(draft), step, optimizer, seed=0, mesh=placement)
     begun = time.perf_counter()
     compiled = programs.train.lower(state, frozen, PackedBatch(**rows)).compile()
     memory = compiled.memory_analysis()

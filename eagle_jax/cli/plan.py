@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     select_device("cpu")
 
     from eagle_jax.drafters.tree import TreeConfig
-    from eagle_jax.measurement.ahead import Placement, compile_ahead, topology_devices
+    from eagle_jax.measurement.ahead import ParallelConfig, compile_ahead, topology_devices
     from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry
 
     name, target = find_geometry(options.model)
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
             tree = TreeConfig(**options.tree)
     devices = topology_devices(options.topology)
     shards = options.tensor_parallel_size or max(1, len(devices) // options.data_parallel_size)
-    placement = Placement(
+    parallel = ParallelConfig(
         tensor_parallel_size=shards,
         draft_tensor_parallel_size=options.draft_tensor_parallel_size or shards,
         data_parallel_size=options.data_parallel_size,
@@ -103,8 +103,8 @@ def run(options: argparse.Namespace) -> int:
         dtype=options.dtype,
     )
     with stage(f"Compiling for {options.topology}", quiet=options.json):
-        report = compile_ahead(target, head, tree, placement, devices)
-    report = {"model": name, "topology": options.topology, "settings": vars(placement), **report}
+        report = compile_ahead(target, head, tree, parallel, devices)
+    report = {"model": name, "topology": options.topology, "settings": vars(parallel), **report}
     print(json.dumps(report, indent=2) if options.json else to_text(report))
     return 1 if report["fits"] is False else 0
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from eagle_jax.decoding.adaptive import UNDECIDED, AdaptiveSpeculation, AdaptiveState
-from eagle_jax.decoding.placement import own_group, placed, spread, state_specs, weight_specs
+from eagle_jax.decoding.placement import own_group, placed, spread, state_specs
 from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.report import Report
@@ -20,6 +20,7 @@ from eagle_jax.decoding.state import LENGTH, DecodeState, Unread
 from eagle_jax.drafters.base import Drafter, Undrafted
 from eagle_jax.models.llama import Llama
 from eagle_jax.parallel.mesh import DATA
+from eagle_jax.parallel.partition import parameter_specs, rules_for
 from eagle_jax.sampling.params import SamplingMode
 
 
@@ -27,7 +28,11 @@ def specs(plan: Plan, weights: Weights) -> tuple[Weights, DecodeState]:
     """How weights and state are split over the mesh."""
     target, drafter = plan.modules(weights)
     state = jax.eval_shape(functools.partial(_empty_state, plan), weights)
-    split = Weights(weight_specs(weights.target, target.shards), weight_specs(weights.draft, drafter.shards))
+    own = plan.drafter_module(weights)
+    draft = None if weights.draft is None else jax.tree.map(lambda _: PartitionSpec(), weights.draft)
+    if own is not None:
+        draft = parameter_specs(own, rules_for(drafter.shards))
+    split = Weights(parameter_specs(target, rules_for(target.shards)), draft)
     return split, state_specs(state, target.shards, drafter.specs(state.draft))
 
 

@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafters.base import Memory
 from eagle_jax.parallel.mesh import DATA, MODEL, data_groups
-from eagle_jax.parallel.partition import partition_spec
 
 Result = TypeVar("Result")
 
@@ -49,24 +48,6 @@ def spread(body: Callable[..., Result], mesh: Mesh | None, in_specs: Any, out_sp
         return mapped(*(leaves[i] for i in given))
 
     return run
-
-
-def weight_specs(weights: Any, shards: int) -> Any:
-    """How the parameters of a module are split over devices; whole on every one for a module of one shard.
-
-    `weights` are arrays in dictionaries, or an `nnx.State`.
-    """
-
-    def of(path: tuple[Any, ...], _: Any) -> PartitionSpec:
-        return partition_spec(path_name(path)) if shards > 1 else PartitionSpec()
-
-    return jax.tree_util.tree_map_with_path(of, weights)
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """The path of a parameter in a module's state, such as "layers.0.mlp.down.weight"."""
-    keys = (getattr(key, "key", getattr(key, "idx", None)) for key in path)
-    return ".".join(str(key) for key in keys if key is not None)
 
 
 def state_specs(state: DecodeState, shards: int, memory: Memory) -> DecodeState:

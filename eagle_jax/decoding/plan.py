@@ -115,6 +115,13 @@ class Plan:
         deepest = self.tree.deepest if isinstance(self.tree, AdaptiveSpeculation) else self.tree
         return target, self.drafter_of(deepest, target, weights)
 
+    def drafter_module(self, weights: Weights) -> nnx.Module | None:
+        """The module that the drafter runs, if it is one."""
+        if self.drafter is None or self.drafter.module is None:
+            return None
+        module: nnx.Module = nnx.merge(self.drafter.module, weights.draft)
+        return module
+
     def drafter_of(self, tree: TreeConfig | StaticTree | None, target: Llama, weights: Weights) -> Drafter:
         """The drafter that grows trees of one shape, or none."""
         return build_drafter(self.drafter, target, weights.draft, tree, drafts=self.rule.drafts, due_rows=self.due_rows)

@@ -12,6 +12,7 @@ from eagle_jax.decoding.sampling_state import SamplingState
 from eagle_jax.decoding.state import RUNNING, DecodeState, write_tokens
 from eagle_jax.drafters.base import Drafter, Reading
 from eagle_jax.models.cache import ordered_after
+from eagle_jax.models.context import CacheContext
 from eagle_jax.models.llama import Llama
 from eagle_jax.parallel.vocabulary import Vocabulary
 from eagle_jax.sampling.params import SamplingMode
@@ -61,18 +62,16 @@ def prefill_chunk(
     size = chunk.tokens.shape[0] - 1
     tokens, next_tokens = chunk.tokens[None, :-1], chunk.tokens[None, 1:]
     slot, start = chunk.slot, chunk.start
-    out = target(
-        tokens,
-        start + jnp.arange(size, dtype=jnp.int32)[None],
-        state.target_cache.slot(slot),
-        start[None],
-        capture_layers=drafter.aux_layers,
-        prompt_lengths=chunk.prompt_length[None],
+    context = CacheContext(
+        positions=start + jnp.arange(size, dtype=jnp.int32)[None],
+        cache=state.target_cache.slot(slot),
+        lengths=start[None],
     )
+    out = target(tokens, context, aux_layers=drafter.aux_layers, prompt_lengths=chunk.prompt_length[None])
     last = jax.lax.dynamic_slice_in_dim(out.hidden, chunk.valid - 1, 1, axis=1)  # [1, 1, H]
     logits = target.logits(last)  # [1, 1, V]
     first_token, sampling = first_choice(logits, target.vocabulary, state.sampling, chunk, processed_logprobs)  # [1, 1]
-    draft = drafter.prefill(state.draft, Reading(slot, start, next_tokens, out.features, chunk.valid))
+    draft = drafter.prefill(state.draft, Reading(slot, start, next_tokens, out.aux, chunk.valid))
     end = start + chunk.valid  # position of the token after the chunk
 
     state = dataclasses.replace(

@@ -74,7 +74,7 @@ def decode_round(
             lengths=state.lengths,
             emitted=new.lengths - state.lengths,
             tokens=acceptance.tokens,
-            states=jnp.take_along_axis(output.features, acceptance.path[..., None], axis=1),  # [B, D + 1, F]
+            states=jnp.take_along_axis(output.aux, acceptance.path[..., None], axis=1),  # [B, D + 1, F]
         )
         new = dataclasses.replace(new, draft=drafter.observe(memory, outcome))
     return new, Round(tree, output, acceptance, memory)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafters.tree import DraftTree, ancestor_mask
 from eagle_jax.models.cache import KVRows
+from eagle_jax.models.context import CacheContext
 from eagle_jax.models.llama import Llama
 from eagle_jax.sampling.processing import choose, choose_possible, draw
 from pallas_kernels.tree_attention import Implementation
@@ -20,8 +21,8 @@ class TargetOutput:
 
     choices: jax.Array
     """The token that the target puts after each node, int32 `[B, N]`: the likeliest, or the one it draws there."""
-    features: jax.Array
-    """Captured features of each node, `[B, N, F]`."""
+    aux: jax.Array
+    """Auxiliary hidden states of each node, `[B, N, F]`."""
     rows: KVRows
     """Keys and values of each node."""
     ancestors: jax.Array
@@ -37,7 +38,7 @@ def verify(
     state: DecodeState,
     tree: DraftTree,
     max_depth: int,
-    capture_layers: tuple[int, ...],
+    aux_layers: tuple[int, ...],
     *,
     draws: bool = True,
     attention: Implementation | None = None,
@@ -48,20 +49,18 @@ def verify(
     are not read, because the rule of acceptance works on the processed logits. `attention` forces a backend.
     """
     ancestors = ancestor_mask(tree.parents, max_depth)
-    out = target(
-        tree.tokens,
-        state.lengths[:, None] + tree.depths,
-        state.target_cache,
-        state.lengths,
+    context = CacheContext(
+        positions=state.lengths[:, None] + tree.depths,
+        cache=state.target_cache,
+        lengths=state.lengths,
         tail_mask=ancestors,
-        capture_layers=capture_layers,
-        prompt_lengths=state.prompt_lengths,
-        attention=attention,
+        implementation=attention,
     )
+    out = target(tree.tokens, context, aux_layers=aux_layers, prompt_lengths=state.prompt_lengths)
     with jax.named_scope("lm_head"):
         logits = target.logits(out.hidden)
     if state.sampling is None:
-        return TargetOutput(choose(logits, target.vocabulary), out.features, out.rows, ancestors)
+        return TargetOutput(choose(logits, target.vocabulary), out.aux, out.rows, ancestors)
     after = state.lengths[:, None] + 1 + tree.depths  # number of tokens up to each node, and place of the next one
     processed = state.sampling.process(
         logits,
@@ -79,4 +78,4 @@ def verify(
         if tree.tokens.shape[1] != max_depth + 1:  # a tree, not a chain
             noise = jnp.take_along_axis(noise, tree.depths[..., None], axis=1)
         choices = draw(processed, noise, state.sampling.settings, target.vocabulary)
-    return TargetOutput(choices, out.features, out.rows, ancestors, logits, processed)
+    return TargetOutput(choices, out.aux, out.rows, ancestors, logits, processed)

@@ -13,7 +13,7 @@ from eagle_jax.drafters.head_steps import HeadSteps
 from eagle_jax.drafters.static_tree import grow_static_tree
 from eagle_jax.drafters.tree import DraftTree, StaticTree, TreeConfig
 from eagle_jax.models.cache import KVCache, ordered_after
-from eagle_jax.models.draft_layer import DraftContext
+from eagle_jax.models.context import CacheContext
 from eagle_jax.parallel.mesh import DATA, MODEL
 
 
@@ -75,7 +75,7 @@ class EagleDrafter(HeadSteps, Drafter):
     def prefill(self, memory: EagleMemory, reading: Reading) -> EagleMemory:
         """Encodes the chunk; its last valid token stays due with its hidden states."""
         slot, start, valid = reading.slot, reading.start, reading.valid
-        context = DraftContext(
+        context = CacheContext(
             positions=start + jnp.arange(reading.next_tokens.shape[1], dtype=jnp.int32)[None],
             cache=memory.cache.slot(slot),
             lengths=start[None],
@@ -149,7 +149,7 @@ class EagleDrafter(HeadSteps, Drafter):
         positions = memory.lengths[:, None] + offsets  # [B, A]
         tokens = jnp.take_along_axis(view.tokens, positions + 1, axis=1, mode="clip")
         # Rows beyond the last due one are computed on what happens to be there and lie beyond the length: never read.
-        context = DraftContext(positions=positions, cache=memory.cache, lengths=memory.lengths)
+        context = CacheContext(positions=positions, cache=memory.cache, lengths=memory.lengths)
         out, new = self.head(self.embed(tokens), self.head.fuse(memory.states[:, :rows]), context)
         final = jnp.maximum(view.lengths - memory.lengths - 1, 0)
         last = jnp.take_along_axis(out, final[:, None, None], axis=1)

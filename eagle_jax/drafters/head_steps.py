@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from eagle_jax.drafters.base import Drafts, DraftView
 from eagle_jax.models.cache import KVCache, KVRows
-from eagle_jax.models.draft_layer import DraftContext
+from eagle_jax.models.context import CacheContext
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
 from eagle_jax.parallel.vocabulary import Vocabulary
@@ -153,7 +153,7 @@ class HeadSteps:
           Outputs `[B, T, h]` and the tail with the new rows.
         """
         start = view.lengths[:, None]
-        context = DraftContext(
+        context = CacheContext(
             positions=jnp.broadcast_to(start + level, tokens.shape),
             cache=cache,
             lengths=view.lengths,

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax.loading import Target
+from eagle_jax.models import CacheContext
 from eagle_jax.sampling import SamplingMode, SamplingParams
 from eagle_jax.sampling.noise import Stream, stream_key, vocabulary_gumbel
 from eagle_jax.sampling.processing import process_logits
@@ -119,8 +120,8 @@ def next_scores(target: Target, ids: Sequence[int], params: SamplingParams, seed
 def _last_logits(graph: nnx.GraphDef, weights: nnx.State, tokens: jax.Array, length: jax.Array | int) -> jax.Array:
     model = nnx.merge(graph, weights)
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    lengths = jnp.zeros((1,), jnp.int32)
     prompt_lengths = jnp.asarray(length, jnp.int32)[None]
-    out = model(tokens, positions, model.empty_cache(1, 1), lengths, prompt_lengths=prompt_lengths)
+    context = CacheContext(positions, model.empty_cache(1, 1), jnp.zeros((1,), jnp.int32))
+    out = model(tokens, context, prompt_lengths=prompt_lengths)
     last = jax.lax.dynamic_slice_in_dim(out.hidden, length - 1, 1, axis=1)
     return model.logits(last)[0, 0]

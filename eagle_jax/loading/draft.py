@@ -156,9 +156,13 @@ def load_draft(
         copies = _copies_of_shared(config, target, wanted)
         config = dataclasses.replace(config, own_embedding=True, own_lm_head=True)
         constants |= copies
+
+    def build() -> DraftHead:
+        return make_head(config, dtype=wanted, rngs=nnx.Rngs(0), shards=shards)
+
     head = fill(
-        lambda: make_head(config, dtype=wanted, rngs=nnx.Rngs(0), shards=shards),
-        table_of_shards(plan.table, config, shards),
+        build,
+        table_of_shards(plan.table, build, config, shards),
         plan.source,
         wanted,
         constants=constants,

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from eagle_jax.models import DraftConfig, DraftHead, Llama, LlamaConfig, make_head
-from eagle_jax.parallel.partition import local_kv_heads
 
 Config = LlamaConfig | DraftConfig
 
@@ -23,8 +22,7 @@ def parameter_count(config: Config) -> int:
 
 def cache_bytes_per_row(config: Config, dtype: jnp.dtype | str, shards: int = 1) -> int:
     """Bytes of keys and values of one token of one slot, over all layers, on one of the devices that share the heads."""
-    heads = local_kv_heads(config.num_key_value_heads, shards)
-    return 2 * config.num_hidden_layers * heads * config.head_dim * jnp.dtype(dtype).itemsize
+    return sum(spec.kv.values(shards) for spec in config.layers) * jnp.dtype(dtype).itemsize
 
 
 def _variables(config: Config, dtype: jnp.dtype) -> list[nnx.Variable]:

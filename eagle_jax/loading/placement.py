@@ -18,10 +18,11 @@ from flax import nnx
 from eagle_jax.loading.errors import CheckpointError
 from eagle_jax.loading.progress import Progress, reporter
 from eagle_jax.loading.sources import TensorSource
+from eagle_jax.parallel.partition import Axes
 
 Module = TypeVar("Module", bound=nnx.Module)
-Sharding = jax.sharding.Sharding | Callable[[str, tuple[int, ...]], jax.sharding.Sharding]
-"""One sharding for all parameters, or a function of a parameter's path ("layers.0.mlp.down.weight") and shape."""
+Sharding = jax.sharding.Sharding | Callable[[Axes], jax.sharding.Sharding]
+"""One sharding for all parameters, or a function of a parameter's logical axes."""
 
 _CHUNK_BYTES = 32 << 20  # a cast needs a second copy of what it casts: of one chunk, not of a tensor
 _ALIGNMENT = 64  # bytes; from there XLA's CPU backend takes a host array as it is, without a copy
@@ -177,7 +178,7 @@ def fill(
     with reporter(progress, total) as report:
         for key, variable in flat.items():
             path, shape = paths[key], tuple(variable.shape)
-            place = where(path, shape) if callable(where) else where
+            place = where(variable.get_metadata("axes")) if callable(where) else where
             if path in constants:
                 value = constants[path]
                 array = value if isinstance(value, jax.Array) else _put(value, place)
@@ -261,7 +262,7 @@ def _bytes_to_read(
         path, shape = paths[key], tuple(variable.shape)
         if path not in table:
             continue
-        place = where(path, shape) if callable(where) else where
+        place = where(variable.get_metadata("axes")) if callable(where) else where
         blocks = {
             tuple(s.indices(size)[:2] for s, size in zip(index or (), shape, strict=True))
             for index in place.addressable_devices_indices_map(shape).values()

@@ -1,10 +1,12 @@
 """Which file tensors make which parameters: the tables of the target and of draft heads, under canonical names."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+
+from flax import nnx
 
 from eagle_jax.loading.placement import Piece, Table, reordered
 from eagle_jax.models import DraftConfig, LlamaConfig
-from eagle_jax.parallel.partition import stored_rows
+from eagle_jax.parallel.partition import parameter_axes, stored_rows
 
 
 def llama_table(config: LlamaConfig) -> Table:
@@ -33,12 +35,22 @@ def llama_table(config: LlamaConfig) -> Table:
     return table
 
 
-def table_of_shards(table: Table, config: LlamaConfig | DraftConfig, shards: int) -> Table:
-    """The table of a model that is split over `shards` devices: the same tensors, their rows in the order of the shards."""
+def table_of_shards(
+    table: Table, build: Callable[[], nnx.Module], config: LlamaConfig | DraftConfig, shards: int
+) -> Table:
+    """The table of a model that is split over `shards` devices: the same tensors, their rows in the order of the shards.
+
+    Args:
+      table: that of one device.
+      build: makes the module, as `nnx.eval_shape` takes it.
+      config: of the model.
+      shards: devices.
+    """
     if shards == 1:
         return table
+    axes = parameter_axes(nnx.eval_shape(build))
     return {
-        path: reordered(row, *stored_rows(path, config, shards, sum(piece.rows for piece in row)))
+        path: reordered(row, *stored_rows(axes[path][0], config, shards, sum(piece.rows for piece in row)))
         for path, row in table.items()
     }
 

@@ -102,9 +102,13 @@ def load_target(
     if not config.eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
         config = dataclasses.replace(config, eos_token_ids=(tokenizer.eos_token_id,))
     shards = model_shards(mesh)
+
+    def build() -> Llama:
+        return Llama(config, dtype=wanted, rngs=nnx.Rngs(0), shards=shards)
+
     model = fill(
-        lambda: Llama(config, dtype=wanted, rngs=nnx.Rngs(0), shards=shards),
-        table_of_shards(plan.table, config, shards),
+        build,
+        table_of_shards(plan.table, build, config, shards),
         plan.source,
         wanted,
         sharding=sharding if mesh is None else module_sharding(mesh, shards),

@@ -28,7 +28,7 @@ TOPOLOGIES = ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v6e:1x1x1", "v6e:2x4x1", "v5p:2x
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Placement:
+class ParallelConfig:
     """How the work is split, and how much of it there is."""
 
     tensor_parallel_size: int
@@ -63,7 +63,7 @@ def compile_ahead(
     target: LlamaConfig,
     head: DraftConfig | None,
     tree: TreeConfig | StaticTree | None,
-    placement: Placement,
+    parallel: ParallelConfig,
     devices: list[Any],
 ) -> dict[str, Any]:
     """Compiles the program that decodes rounds, with weights that are shapes alone.
@@ -72,7 +72,7 @@ def compile_ahead(
       target: the target.
       head: the draft head; None is plain decoding.
       tree: shape of the draft trees; None exactly when there is no head.
-      placement: how the work is split.
+      parallel: how the work is split.
       devices: real ones or those of a topology.
 
     Returns:
@@ -83,15 +83,15 @@ def compile_ahead(
     Raises:
       ValueError: numbers that do not divide, or too few devices.
     """
-    shards, draft_shards = placement.tensor_parallel_size, placement.draft_tensor_parallel_size
+    shards, draft_shards = parallel.tensor_parallel_size, parallel.draft_tensor_parallel_size
     check_divisible(target, shards, whose="the target")
     if draft_shards not in (1, shards):
         raise ValueError(f"draft_tensor_parallel_size must be 1 or tensor_parallel_size {shards}, got {draft_shards}")
-    if placement.batch % placement.data_parallel_size:
-        raise ValueError(f"batch {placement.batch} is no multiple of data_parallel_size {placement.data_parallel_size}")
-    mesh = make_mesh(shards, placement.data_parallel_size, devices=devices)
+    if parallel.batch % parallel.data_parallel_size:
+        raise ValueError(f"batch {parallel.batch} is no multiple of data_parallel_size {parallel.data_parallel_size}")
+    mesh = make_mesh(shards, parallel.data_parallel_size, devices=devices)
     assert mesh is not None
-    dtype = jnp.dtype(placement.dtype)
+    dtype = jnp.dtype(parallel.dtype)
     if head is not None and draft_shards < shards:
         head = dataclasses.replace(head, own_embedding=True, own_lm_head=True)  # as `load_draft` copies them
     target_def, target_state = split(
@@ -107,8 +107,8 @@ def compile_ahead(
         target_def=target_def,
         drafter=None if head is None else DrafterSpec(head.method, head_def),
         tree=tree,
-        slots=placement.batch,
-        max_length=placement.max_model_len,
+        slots=parallel.batch,
+        max_length=parallel.max_model_len,
         prefill_chunk=256,
         mesh=mesh,
     )

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from eagle_jax.decoding.placement import path_name
 from eagle_jax.models import DraftConfig, DraftHead, Llama, LlamaConfig, make_head
 from eagle_jax.models.eagle_config import default_capture_layers
 from eagle_jax.parallel.mesh import model_shards
@@ -119,10 +118,10 @@ def _maker(sharding: NamedSharding | None) -> Any:
 
 def _random(make: Any, mesh: Mesh | None, shards: int) -> Any:
     graph, abstract = nnx.split(nnx.eval_shape(make))
-    leaves, structure = jax.tree_util.tree_flatten_with_path(abstract)
     place = None if mesh is None else module_sharding(mesh, shards)
-    filled = [
-        _maker(None if place is None else place(path_name(path), leaf.shape))(seed, leaf.shape, jnp.dtype(leaf.dtype))
-        for seed, (path, leaf) in enumerate(leaves)
-    ]
-    return nnx.merge(graph, jax.tree.unflatten(structure, filled))
+    filled = []
+    for seed, (path, variable) in enumerate(nnx.to_flat_state(abstract)):
+        shape = variable.get_value()
+        maker = _maker(None if place is None else place(variable.get_metadata("axes")))
+        filled.append((path, variable.replace(maker(seed, shape.shape, jnp.dtype(shape.dtype)))))
+    return nnx.merge(graph, nnx.from_flat_state(filled))

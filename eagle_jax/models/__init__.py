@@ -3,7 +3,7 @@
 from eagle_jax.models.cache import KVCache as KVCache
 from eagle_jax.models.cache import KVRows as KVRows
 from eagle_jax.models.config import LlamaConfig as LlamaConfig
-from eagle_jax.models.draft_layer import DraftContext as DraftContext
+from eagle_jax.models.context import CacheContext as CacheContext
 from eagle_jax.models.eagle import EagleHead as EagleHead
 from eagle_jax.models.eagle3 import Eagle3Head as Eagle3Head
 from eagle_jax.models.eagle_config import DraftConfig as DraftConfig

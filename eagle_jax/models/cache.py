@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.models.specs import KVSpec
+from eagle_jax.parallel.partition import local_kv_heads
 from pallas_kernels.cache_write import write_rows
 from pallas_kernels.tree_attention import key_and_value_rows
 
@@ -44,13 +46,16 @@ class KVCache:
     """One `[B, Hkv, S, Dh]` a layer."""
 
     @staticmethod
-    def zeros(layers: int, slots: int, kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype) -> "KVCache":
-        """An empty cache of `layers` buffers `[slots, kv_heads, capacity, head_dim]` for keys and for values."""
+    def zeros(layers: Sequence[KVSpec], slots: int, capacity: int, dtype: jnp.dtype, shards: int = 1) -> "KVCache":
+        """An empty cache: of each layer a buffer for keys and one for values, of one of the devices that share the heads."""
 
-        def make() -> tuple[jax.Array, ...]:
-            return tuple(jnp.zeros((slots, kv_heads, capacity, head_dim), dtype) for _ in range(layers))
+        def make(heads: int, width: int) -> jax.Array:
+            return jnp.zeros((slots, local_kv_heads(heads, shards), capacity, width), dtype)
 
-        return KVCache(make(), make())
+        return KVCache(
+            tuple(make(spec.heads, spec.key_width) for spec in layers),
+            tuple(make(spec.heads, spec.value_width) for spec in layers),
+        )
 
     def layer(self, index: int) -> tuple[jax.Array, jax.Array]:
         """Keys and values of one layer."""

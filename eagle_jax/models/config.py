@@ -6,6 +6,7 @@ from typing import Any
 
 from eagle_jax.models.families import OWN_KEYS, Family, find_family
 from eagle_jax.models.rope import RopeConfig
+from eagle_jax.models.specs import LayerSpec, layer_specs
 
 # Keys that say nothing about the forward pass of a dense Llama decoder. Anything that is neither here nor read is an error.
 IRRELEVANT_KEYS = frozenset({
@@ -84,6 +85,11 @@ class LlamaConfig:
             )
         if any(size is not None and size < 1 for size in self.sliding_windows):
             raise ValueError(f"sliding_windows {self.sliding_windows} must be at least 1: a token sees itself")
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """Every layer, as data."""
+        return layer_specs(self)
 
     @staticmethod
     def from_dict(

@@ -1,119 +1,18 @@
-"""What EAGLE heads of every generation share: their calling convention, and rows that attend within it."""
-
-import dataclasses
-from typing import Protocol
+"""What EAGLE heads of every generation share: both ends, and their cache."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from eagle_jax.models.cache import KVCache, KVRows
+from eagle_jax.models.cache import KVCache
 from eagle_jax.models.eagle_config import DraftConfig
-from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, sliding_window
-from eagle_jax.models.matmul import matmul
-from eagle_jax.parallel.partition import check_divisible, local_kv_heads
+from eagle_jax.models.layers import Embedding, Linear, RMSNorm
+from eagle_jax.parallel.partition import check_divisible
 from eagle_jax.parallel.vocabulary import Vocabulary
 
 
 class VocabularyMap(nnx.Variable):
     """Target id of each draft id, int32 `[Vd]`."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DraftContext:
-    """What T new draft rows of every slot attend to."""
-
-    positions: jax.Array
-    """Rotary positions of the new rows, int32 `[B, T]`."""
-    cache: KVCache
-    """Committed draft rows."""
-    lengths: jax.Array
-    """Number of committed draft rows, int32 `[B]`."""
-    tail: KVRows | None = None
-    """Uncommitted draft rows in buffers of M rows, into which the new rows are written; None: the new rows are the whole tail."""
-    tail_offset: jax.Array | int = 0
-    """First of the T rows in `tail`, int32 scalar."""
-    tail_mask: jax.Array | None = None
-    """bool `[B, T, M]`, the tail rows that each new row sees; None means causal, without `tail`."""
-    tail_positions: jax.Array | None = None
-    """Rotary positions of the tail rows, int32 `[B, M]`; read by sliding windows. None: those of the new rows."""
-
-    def window(self, size: int | None) -> tuple[jax.Array | None, jax.Array | None]:
-        """`prefix_start [B, T]` and tail mask of a layer that sees `size` tokens back, itself included (None: everything)."""
-        if size is None:
-            return None, self.tail_mask
-        tail_positions = self.positions if self.tail_positions is None else self.tail_positions
-        return sliding_window(size, self.positions, tail_positions, self.tail_mask)
-
-    def attend(
-        self, layer: "DraftLayer", inputs: jax.Array, phases: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """The attention of a layer over `[B, T, in]`: its output `[B, T, h]`, and the tail with the new rows."""
-        prefix_start, tail_mask = self.window(layer.sliding_window)
-        return layer.attention(
-            inputs,
-            phases,
-            self.cache.layer(layer.index),
-            self.lengths,
-            tail=None if self.tail is None else self.tail.layer(layer.index),
-            tail_offset=self.tail_offset,
-            tail_mask=tail_mask,
-            prefix_start=prefix_start,
-        )
-
-
-class RowContext(Protocol):
-    """What draft rows attend to, and how: `DraftContext` in decoding, `eagle_jax.training.forward.StepContext` in training."""
-
-    @property
-    def positions(self) -> jax.Array:
-        """Rotary positions of the rows, int32 `[B, T]`."""
-
-    def attend(
-        self, layer: "DraftLayer", inputs: jax.Array, phases: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """The attention of a layer over `[B, T, in]`: its output `[B, T, h]`, and what `KVRows.of` takes of a layer."""
-
-
-class DraftLayer(nnx.Module):
-    """Attention over `attention_inputs`, then the MLP, each added to the residual stream."""
-
-    def __init__(
-        self, config: DraftConfig, index: int, *, in_features: int, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):
-        width = config.hidden_size
-        self.attention = Attention(
-            in_features,
-            width,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            qkv_bias=config.qkv_bias,
-            out_bias=config.out_bias,
-            qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
-            shards=shards,
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.post_norm = RMSNorm(width, eps=config.rms_norm_eps, dtype=dtype)
-        inner, bias = config.intermediate_size, config.mlp_bias
-        self.mlp = MLP(width, inner, bias=bias, shards=shards, dtype=dtype, rngs=rngs)
-        self.index = index
-        self.sliding_window = config.sliding_windows[index] if config.sliding_windows else None
-
-    def __call__(
-        self,
-        residual: jax.Array,
-        attention_inputs: jax.Array,
-        phases: tuple[jax.Array, jax.Array],
-        context: RowContext,
-    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """Runs the layer on `[B, T, h]`; returns its output and the context's keys and values, as `KVRows.of` takes them."""
-        with jax.named_scope(f"draft_layer_{self.index}"):
-            mixed, rows = context.attend(self, attention_inputs, phases)
-            x = residual + mixed
-            return x + self.mlp(self.post_norm(x)), rows
 
 
 class DraftModule(nnx.Module):
@@ -134,9 +33,11 @@ class DraftModule(nnx.Module):
         config = self.config
         own, width = config.own_lm_head, config.hidden_size
         rows = self.draft_vocabulary.padded_size
-        self.lm_head = Linear(width, rows, dtype=dtype, rngs=rngs) if own else None
+        self.lm_head = Linear(width, rows, axes=("vocab", "embed"), dtype=dtype, rngs=rngs) if own else None
         mapped = config.draft_vocab_size < config.vocab_size
-        self.vocabulary = VocabularyMap(jnp.arange(config.draft_vocab_size, dtype=jnp.int32)) if mapped else None
+        self.vocabulary = (
+            VocabularyMap(jnp.arange(config.draft_vocab_size, dtype=jnp.int32), axes=(None,)) if mapped else None
+        )
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -155,9 +56,7 @@ class DraftModule(nnx.Module):
 
     def empty_cache(self, slots: int, capacity: int) -> KVCache:
         """A draft cache for `slots` sequences of up to `capacity` rows: of one shard, if there are several."""
-        config = self.config
-        kv_heads = local_kv_heads(config.num_key_value_heads, self.shards)
-        return KVCache.zeros(config.num_hidden_layers, slots, kv_heads, capacity, config.head_dim, self.dtype)
+        return KVCache.zeros([spec.kv for spec in self.config.layers], slots, capacity, self.dtype, self.shards)
 
     def output(self, x: jax.Array) -> jax.Array:
         """What the head returns and takes back of the last layer's output, `[B, T, h]`."""
@@ -175,8 +74,7 @@ class DraftModule(nnx.Module):
         """
         if self.lm_head is None:
             raise ValueError("this head has no output head of its own; use the target's")
-        logits = matmul(self.before_lm_head(hidden), self.lm_head.weight[...], out_dtype=jnp.float32)
-        return self.draft_vocabulary.hide_padding(logits)
+        return self.draft_vocabulary.hide_padding(self.lm_head(self.before_lm_head(hidden), jnp.float32))
 
     def target_ids(self, draft_ids: jax.Array) -> jax.Array:
         """Target ids of draft ids, int32 of any shape; those of padding mean nothing."""

@@ -5,18 +5,20 @@ import jax.numpy as jnp
 from flax import nnx
 
 from eagle_jax.models.cache import KVRows
-from eagle_jax.models.draft_layer import DraftLayer, DraftModule, RowContext
+from eagle_jax.models.context import AttentionContext
+from eagle_jax.models.draft_layer import DraftModule
 from eagle_jax.models.eagle_config import DraftConfig
-from eagle_jax.models.layers import Linear, RMSNorm
+from eagle_jax.models.layers import Block, Linear, RMSNorm
 
 
-class EagleLayer(DraftLayer):
+class EagleLayer(Block):
     """A decoder layer; as published, the first one has no norm before its attention."""
 
     def __init__(self, config: DraftConfig, index: int, *, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        super().__init__(config, index, in_features=config.hidden_size, shards=shards, dtype=dtype, rngs=rngs)
+        width = config.hidden_size
+        super().__init__(config.layers[index], index, width, shards=shards, dtype=dtype, rngs=rngs)
         normed = index > 0 or config.first_input_norm
-        self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype) if normed else None
+        self.input_norm = RMSNorm(width, eps=config.rms_norm_eps, dtype=dtype) if normed else None
 
 
 class EagleHead(DraftModule):
@@ -44,7 +46,9 @@ class EagleHead(DraftModule):
             return RMSNorm(width, eps=config.rms_norm_eps, dtype=dtype) if wanted else None
 
         self.embedding_norm, self.hidden_norm = norm(config.embedding_norm), norm(config.hidden_norm)
-        self.fc = Linear(2 * width, width, bias=config.fc_bias, sum_over=shards, dtype=dtype, rngs=rngs)
+        self.fc = Linear(
+            2 * width, width, axes=("embed", "fused"), bias=config.fc_bias, sum_over=shards, dtype=dtype, rngs=rngs
+        )
         layers = [EagleLayer(config, i, shards=shards, dtype=dtype, rngs=rngs) for i in range(config.num_hidden_layers)]
         self.layers = nnx.List(layers)
         self.norm = norm(config.final_norm or config.head_norm)
@@ -59,7 +63,7 @@ class EagleHead(DraftModule):
         """Features `[..., H]` in the head's dtype."""
         return features.astype(self.dtype)
 
-    def __call__(self, embeddings: jax.Array, hidden: jax.Array, context: RowContext) -> tuple[jax.Array, KVRows]:
+    def __call__(self, embeddings: jax.Array, hidden: jax.Array, context: AttentionContext) -> tuple[jax.Array, KVRows]:
         """Runs T rows of every slot behind its committed draft rows; see `Eagle3Head.__call__`."""
         config = self.config
         phases = config.rope.phases(context.positions, config.head_dim, None)
@@ -69,7 +73,8 @@ class EagleHead(DraftModule):
             hidden = self.hidden_norm(hidden)
         x = self.fc(jnp.concatenate([embeddings, hidden], axis=-1))  # [B, T, h]
         rows = []
-        for layer in self.layers:
-            x, new = layer(x, x if layer.input_norm is None else layer.input_norm(x), phases, context)
+        for i, layer in enumerate(self.layers):
+            with jax.named_scope(f"draft_layer_{i}"):
+                x, new = layer(x, x if layer.input_norm is None else layer.input_norm(x), phases, context)
             rows.append(new)
         return self.output(x), KVRows.of(rows)

@@ -5,18 +5,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from eagle_jax.models.cache import KVRows
-from eagle_jax.models.draft_layer import DraftLayer, DraftModule, RowContext
+from eagle_jax.models.context import AttentionContext
+from eagle_jax.models.draft_layer import DraftModule
 from eagle_jax.models.eagle_config import DraftConfig
-from eagle_jax.models.layers import Linear, RMSNorm
+from eagle_jax.models.layers import Block, Linear, RMSNorm
 
 
-class Eagle3Layer(DraftLayer):
+class Eagle3Layer(Block):
     """The first layer takes [embedding; feature], twice the width, each normed; the others are ordinary pre-norm layers."""
 
     def __init__(self, config: DraftConfig, index: int, *, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs):
         width, eps = config.hidden_size, config.rms_norm_eps
-        inputs = width if index else 2 * width
-        super().__init__(config, index, in_features=inputs, shards=shards, dtype=dtype, rngs=rngs)
+        inputs, spec = width if index else 2 * width, config.layers[index]
+        super().__init__(spec, index, width, in_features=inputs, shards=shards, dtype=dtype, rngs=rngs)
         self.input_norm = RMSNorm(width, eps=eps, dtype=dtype)
         self.hidden_norm = None if index else RMSNorm(width, eps=eps, dtype=dtype)
 
@@ -47,7 +48,10 @@ class Eagle3Head(DraftModule):
         ]
         self.fc_norms = nnx.List(norms)
         features = config.feature_size
-        self.fc = Linear(features, width, sum_over=shards, dtype=dtype, rngs=rngs) if config.use_fc else None
+        fc_axes = ("embed", "fused")
+        self.fc = (
+            Linear(features, width, axes=fc_axes, sum_over=shards, dtype=dtype, rngs=rngs) if config.use_fc else None
+        )
         layers = [
             Eagle3Layer(config, i, shards=shards, dtype=dtype, rngs=rngs) for i in range(config.num_hidden_layers)
         ]
@@ -70,7 +74,7 @@ class Eagle3Head(DraftModule):
             x = jnp.concatenate([norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)], axis=-1)
         return x if self.fc is None else self.fc(x)
 
-    def __call__(self, embeddings: jax.Array, hidden: jax.Array, context: RowContext) -> tuple[jax.Array, KVRows]:
+    def __call__(self, embeddings: jax.Array, hidden: jax.Array, context: AttentionContext) -> tuple[jax.Array, KVRows]:
         """Runs T rows of every slot behind its committed draft rows.
 
         Args:
@@ -84,7 +88,7 @@ class Eagle3Head(DraftModule):
         config = self.config
         phases = config.rope.phases(context.positions, config.head_dim, None)
         x = hidden
-        rows = []
+        rows: list[tuple[jax.Array, ...]] = []
         for layer in self.layers:
             if layer.hidden_norm is None:
                 inputs = layer.input_norm(x)
@@ -92,6 +96,7 @@ class Eagle3Head(DraftModule):
                 normed = layer.hidden_norm(x)
                 inputs = jnp.concatenate([layer.input_norm(embeddings), normed], axis=-1)  # [B, T, 2h]
                 x = normed if config.norm_before_residual else x
-            x, new = layer(x, inputs, phases, context)
+            with jax.named_scope(f"draft_layer_{len(rows)}"):
+                x, new = layer(x, inputs, phases, context)
             rows.append(new)
         return self.output(x), KVRows.of(rows)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from eagle_jax.models.rope import RopeConfig
+from eagle_jax.models.specs import LayerSpec, layer_specs
 
 DraftMethod = Literal["eagle", "eagle3"]
 
@@ -99,6 +100,11 @@ class DraftConfig:
             )
         if list(self.capture_layers) != sorted(set(self.capture_layers)):
             raise ValueError(f"capture_layers {self.capture_layers} must be distinct and ascending")
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """Every layer, as data."""
+        return layer_specs(self)
 
     @property
     def feature_size(self) -> int:

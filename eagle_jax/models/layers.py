@@ -1,22 +1,35 @@
-"""Layers that target and draft head share: linear maps, norms, attention and the gated MLP."""
+"""Layers that target and draft head share: linear maps, norms, attention and the gated MLP.
+
+Every parameter names the logical axes of its dimensions (`eagle_jax.parallel.partition.AxisRules`).
+"""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from eagle_jax.models.matmul import matmul
+from eagle_jax.models.context import AttentionContext
+from eagle_jax.models.matmul import multiply
 from eagle_jax.models.rope import rotate
+from eagle_jax.models.specs import LayerSpec
 from eagle_jax.parallel.collectives import shard_index, sum_over_shards
 from eagle_jax.parallel.partition import local_kv_heads
 from eagle_jax.parallel.vocabulary import Vocabulary
-from pallas_kernels.tree_attention import Implementation, pack, tree_attention
 
 
 class Linear(nnx.Module):
     """`y = x W^T + b`, with W stored `[out, in]` as checkpoints do, so that loading transposes nothing.
 
-    `sum_over`: over so many shards the inputs are split; each then has the columns of W for its own, and outputs are summed
-    (`in_order`: see `sum_over_shards`).
+    The weight is an array or a packed one that brings its own product (`eagle_jax.models.matmul.PackedWeight`).
+
+    Args:
+      in_features: width of the inputs.
+      out_features: width of the outputs.
+      axes: logical axes of W: of its outputs, of its inputs.
+      bias: whether there is a b.
+      sum_over: over so many shards the inputs are split; each then has the columns of W for its own, and outputs are summed
+        (`in_order`: see `sum_over_shards`).
+      dtype: of the parameters.
+      rngs: source of the random initial weight.
     """
 
     def __init__(
@@ -24,6 +37,7 @@ class Linear(nnx.Module):
         in_features: int,
         out_features: int,
         *,
+        axes: tuple[str, str],
         bias: bool = False,
         sum_over: int = 1,
         dtype: jnp.dtype,
@@ -31,15 +45,16 @@ class Linear(nnx.Module):
     ):
         self.sum_over, self.in_order = sum_over, False
         scale = in_features**-0.5
-        self.weight = nnx.Param(scale * jax.random.normal(rngs.params(), (out_features, in_features), dtype))
-        self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
+        weight = scale * jax.random.normal(rngs.params(), (out_features, in_features), dtype)
+        self.weight = nnx.Param(weight, axes=axes)
+        self.bias = nnx.Param(jnp.zeros((out_features,), dtype), axes=axes[:1]) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[..., in]` to `[..., out]`; of split inputs either all or the shard's own may be given."""
-        weight = self.weight[...]
+    def __call__(self, x: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
+        """Maps `[..., in]` to `[..., out]`, in x's dtype or another; of split inputs all or the shard's own may be given."""
+        weight = self.weight.get_value()
         if self.sum_over > 1 and x.shape[-1] != weight.shape[1]:
             x = jax.lax.dynamic_slice_in_dim(x, shard_index() * weight.shape[1], weight.shape[1], axis=-1)
-        y = sum_over_shards(matmul(x, weight), self.sum_over, self.in_order)
+        y = sum_over_shards(multiply(x, weight, out_dtype), self.sum_over, self.in_order)
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -47,7 +62,7 @@ class RMSNorm(nnx.Module):
     """Root-mean-square norm, computed in float32; the weight multiplies after the cast, as in transformers."""
 
     def __init__(self, features: int, *, eps: float, dtype: jnp.dtype):
-        self.weight = nnx.Param(jnp.ones((features,), dtype))
+        self.weight = nnx.Param(jnp.ones((features,), dtype), axes=("embed",))
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -57,129 +72,120 @@ class RMSNorm(nnx.Module):
         return self.weight[...] * wide.astype(x.dtype)
 
 
-def sliding_window(
-    size: int, positions: jax.Array, tail_positions: jax.Array, tail_mask: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """What rows see that look back `size` tokens, their own included.
-
-    Args:
-      size: the window.
-      positions: positions of the T rows, int32 `[B, T]`; row p of the committed prefix is at position p.
-      tail_positions: positions of the M rows of the tail, int32 `[B, M]`.
-      tail_mask: bool `[B, T, M]`, what each row sees of the tail without a window; None means everything up to its position.
-
-    Returns:
-      The first row of the prefix that each row sees, int32 `[B, T]`, and its mask over the tail, bool `[B, T, M]`.
-    """
-    distance = positions[:, :, None] - tail_positions[:, None]  # [B, T, M]
-    seen = distance >= 0 if tail_mask is None else tail_mask
-    return jnp.maximum(positions - size + 1, 0), seen & (distance < size)
-
-
 class Attention(nnx.Module):
-    """Grouped-query attention over a committed prefix and a tail, with fused q/k/v.
+    """Grouped-query attention with fused q/k/v; over what is the context's business.
 
     Split over `shards` devices, each runs its own heads (`heads` and `kv_heads` of the module are those of one shard).
+
+    Args:
+      spec: the layer.
+      index: its number.
+      in_features: width of the inputs.
+      out_features: width of the outputs.
+      shards: devices that share the heads.
+      dtype: of the parameters.
+      rngs: source of the random initial weights.
     """
 
     def __init__(
         self,
+        spec: LayerSpec,
+        index: int,
+        *,
         in_features: int,
         out_features: int,
-        *,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        qkv_bias: bool = False,
-        out_bias: bool = False,
-        qk_norm_eps: float | None = None,
-        shards: int = 1,
+        shards: int,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
-        """`qk_norm_eps`: each head's queries and keys are normed with that epsilon before they are rotated; None: not at all."""
-        self.heads, self.kv_heads, self.head_dim = heads // shards, local_kv_heads(kv_heads, shards), head_dim
-        rows = (self.heads + 2 * self.kv_heads) * head_dim * shards
-        self.qkv = Linear(in_features, rows, bias=qkv_bias, dtype=dtype, rngs=rngs)
-        self.out = Linear(heads * head_dim, out_features, bias=out_bias, sum_over=shards, dtype=dtype, rngs=rngs)
-        self.q_norm = None if qk_norm_eps is None else RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype)
-        self.k_norm = None if qk_norm_eps is None else RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype)
+        self.index, self.window, self.head_dim = index, spec.window, spec.head_dim
+        self.heads, self.kv_heads = spec.heads // shards, local_kv_heads(spec.kv.heads, shards)
+        rows = (self.heads + 2 * self.kv_heads) * spec.head_dim * shards
+        self.qkv = Linear(in_features, rows, axes=("qkv", "embed"), bias=spec.qkv_bias, dtype=dtype, rngs=rngs)
+        inner = spec.heads * spec.head_dim
+        self.out = Linear(
+            inner, out_features, axes=("embed", "heads"), bias=spec.out_bias, sum_over=shards, dtype=dtype, rngs=rngs
+        )
+        self.q_norm = RMSNorm(spec.head_dim, eps=spec.norm_eps, dtype=dtype) if spec.qk_norm else None
+        self.k_norm = RMSNorm(spec.head_dim, eps=spec.norm_eps, dtype=dtype) if spec.qk_norm else None
 
     def __call__(
-        self,
-        x: jax.Array,
-        phases: tuple[jax.Array, jax.Array],
-        cache: tuple[jax.Array, jax.Array],
-        lengths: jax.Array,
-        *,
-        tail: tuple[jax.Array, jax.Array] | None = None,
-        tail_offset: jax.Array | int = 0,
-        tail_mask: jax.Array | None = None,
-        prefix_start: jax.Array | None = None,
-        implementation: Implementation | None = None,
+        self, x: jax.Array, phases: tuple[jax.Array, jax.Array], context: AttentionContext
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """Attends from T new rows of every slot to its committed rows and to the tail.
+        """Attends from T rows of every slot.
 
         Args:
           x: `[B, T, in]`.
           phases: cosine and sine of the rows' positions (`RopeConfig.phases`).
-          cache: committed keys and values, `[B, Hkv, S, Dh]` each.
-          lengths: number of committed rows, int32 `[B]`.
-          tail: keys and values of uncommitted rows, `[B, Hkv, M, Dh]` each, into which the new rows are written; None means that
-            the new rows are the whole tail.
-          tail_offset: first of the T rows in `tail`, an int32 scalar.
-          tail_mask: bool `[B, T, M]`, the tail rows that each new row sees; None means causal, without `tail`.
-          prefix_start: first committed row that each new row sees, int32 `[B, T]`; None means 0.
-          implementation: forces a backend of tree attention.
+          context: runs the attention itself.
 
         Returns:
-          `[B, T, out]`, and keys and values of the tail with the new rows in it; without `tail`, also the array that they are
-          packed in (`KVRows.packed`).
+          `[B, T, out]`, and what the context keeps.
         """
-        queries, keys, values = self.project(x, phases)
-        keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)  # [B, Hkv, T, Dh]
-        if tail is not None:
-            keys = jax.lax.dynamic_update_slice_in_dim(tail[0], keys, tail_offset, axis=2)
-            values = jax.lax.dynamic_update_slice_in_dim(tail[1], values, tail_offset, axis=2)
-        mixed = tree_attention(
-            queries,
-            *cache,
-            lengths,
-            keys,
-            values,
-            tail_mask,
-            scale=self.head_dim**-0.5,
-            prefix_start=prefix_start,
-            implementation=implementation,
-        )
-        return self.join(mixed), (keys, values) if tail is not None else (keys, values, pack(queries, keys, values))
-
-    def project(self, x: jax.Array, phases: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Rotated queries `[B, T, Hq, Dh]` and keys `[B, T, Hkv, Dh]`, and values of their shape, of rows `[B, T, in]`."""
         qkv = self.qkv(x).reshape(*x.shape[:2], -1, self.head_dim)
         queries, keys, values = jnp.split(qkv, (self.heads, self.heads + self.kv_heads), axis=2)
         if self.q_norm is not None and self.k_norm is not None:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
-        return rotate(queries, *phases), rotate(keys, *phases), values
-
-    def join(self, mixed: jax.Array) -> jax.Array:
-        """The output `[B, T, out]` of what the heads read, `[B, T, Hq, Dh]`."""
-        return self.out(mixed.reshape(*mixed.shape[:2], -1))
+        queries, keys = rotate(queries, *phases), rotate(keys, *phases)
+        mixed, kept = context.attend(self.index, queries, keys, values, scale=self.head_dim**-0.5, window=self.window)
+        return self.out(mixed.reshape(*mixed.shape[:2], -1)), kept
 
 
 class MLP(nnx.Module):
     """SiLU-gated MLP with fused gate and up projections, its width split over `shards` devices."""
 
-    def __init__(
-        self, features: int, hidden: int, *, bias: bool = False, shards: int = 1, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):
-        self.gate_up = Linear(features, 2 * hidden, bias=bias, dtype=dtype, rngs=rngs)
-        self.down = Linear(hidden, features, bias=bias, sum_over=shards, dtype=dtype, rngs=rngs)
+    def __init__(self, features: int, spec: LayerSpec, *, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        inner, bias = spec.mlp_width, spec.mlp_bias
+        self.gate_up = Linear(features, 2 * inner, axes=("gate_up", "embed"), bias=bias, dtype=dtype, rngs=rngs)
+        self.down = Linear(inner, features, axes=("embed", "mlp"), bias=bias, sum_over=shards, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[B, T, H]` to `[B, T, H]`."""
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
         return self.down(jax.nn.silu(gate) * up)
+
+
+ATTENTION_KINDS = {"grouped": Attention}
+MLP_KINDS = {"gated": MLP}
+
+
+class Block(nnx.Module):
+    """Attention, then the MLP, each added to the residual stream; what attention reads is up to the caller.
+
+    Args:
+      spec: the layer.
+      index: its number.
+      width: of the residual stream.
+      in_features: width of what attention reads; None is `width`.
+      shards: devices that share the parameters.
+      dtype: of the parameters.
+      rngs: source of the random initial weights.
+    """
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        index: int,
+        width: int,
+        *,
+        in_features: int | None = None,
+        shards: int,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.attention = ATTENTION_KINDS[spec.attention](
+            spec, index, in_features=in_features or width, out_features=width, shards=shards, dtype=dtype, rngs=rngs
+        )
+        self.post_norm = RMSNorm(width, eps=spec.norm_eps, dtype=dtype)
+        self.mlp = MLP_KINDS[spec.mlp](width, spec, shards=shards, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self, residual: jax.Array, inputs: jax.Array, phases: tuple[jax.Array, jax.Array], context: AttentionContext
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """Runs the layer on `[B, T, H]`; returns its output and what the context keeps of it."""
+        mixed, kept = self.attention(inputs, phases, context)
+        x = residual + mixed
+        return x + self.mlp(self.post_norm(x)), kept
 
 
 class Embedding(nnx.Module):
@@ -188,7 +194,8 @@ class Embedding(nnx.Module):
     def __init__(self, vocab_size: int, features: int, *, shards: int = 1, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.vocabulary = Vocabulary(vocab_size, shards)
         rows = self.vocabulary.padded_size
-        self.weight = nnx.Param(jax.random.normal(rngs.params(), (rows, features), dtype))
+        table = jax.random.normal(rngs.params(), (rows, features), dtype)
+        self.weight = nnx.Param(table, axes=("vocab", "embed"))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Looks up int32 ids `[B, T]`: `[B, T, H]`; ids outside the vocabulary get the nearest one's."""
@@ -198,3 +205,7 @@ class Embedding(nnx.Module):
         rows = vocabulary.places(jnp.clip(tokens, 0, vocabulary.size - 1))
         found = jnp.take(self.weight[...], rows, axis=0, mode="clip")
         return sum_over_shards(jnp.where((rows < vocabulary.width)[..., None], found, 0), vocabulary.shards)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """As an output head: float32 products `[..., V]` with rows `[..., H]`."""
+        return multiply(hidden, self.weight.get_value(), jnp.float32)

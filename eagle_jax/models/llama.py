@@ -1,4 +1,4 @@
-"""The target of every family: a decoder that returns logits for the rows asked for, its new cache rows, and captured features."""
+"""The target of every family: a decoder that returns hidden states, those of layers in between too, and its new cache rows."""
 
 import dataclasses
 
@@ -8,11 +8,11 @@ from flax import nnx
 
 from eagle_jax.models.cache import KVCache, KVRows
 from eagle_jax.models.config import LlamaConfig
-from eagle_jax.models.layers import MLP, Attention, Embedding, Linear, RMSNorm, sliding_window
-from eagle_jax.models.matmul import matmul
-from eagle_jax.parallel.partition import check_divisible, local_kv_heads
+from eagle_jax.models.context import AttentionContext
+from eagle_jax.models.layers import Block, Embedding, Linear, RMSNorm
+from eagle_jax.models.specs import LayerSpec
+from eagle_jax.parallel.partition import check_divisible
 from eagle_jax.parallel.vocabulary import Vocabulary
-from pallas_kernels.tree_attention import Implementation
 
 
 @jax.tree_util.register_dataclass
@@ -22,33 +22,18 @@ class ForwardOutput:
 
     hidden: jax.Array
     """Output of the last layer after the final norm, `[B, T, H]`: the input of the output head."""
-    features: jax.Array
-    """Captured hidden states side by side, `[B, T, n * H]` (`[B, T, 0]` without capture layers)."""
+    aux: jax.Array
+    """Auxiliary hidden states side by side, `[B, T, n * H]` (`[B, T, 0]` without `aux_layers`)."""
     rows: KVRows
-    """Keys and values of the T tokens, to be committed by the caller."""
+    """What the context keeps of the T tokens, such as keys and values to be committed."""
 
 
-class DecoderLayer(nnx.Module):
+class DecoderLayer(Block):
     """Pre-norm attention and MLP."""
 
-    def __init__(self, config: LlamaConfig, *, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
-        self.attention = Attention(
-            config.hidden_size,
-            config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            qkv_bias=config.qkv_bias,
-            out_bias=config.out_bias,
-            qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
-            shards=shards,
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.post_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
-        inner, bias = config.intermediate_size, config.mlp_bias
-        self.mlp = MLP(config.hidden_size, inner, bias=bias, shards=shards, dtype=dtype, rngs=rngs)
+    def __init__(self, spec: LayerSpec, index: int, width: int, *, shards: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        super().__init__(spec, index, width, shards=shards, dtype=dtype, rngs=rngs)
+        self.input_norm = RMSNorm(width, eps=spec.norm_eps, dtype=dtype)
 
 
 class Llama(nnx.Module):
@@ -71,12 +56,17 @@ class Llama(nnx.Module):
         check_divisible(config, shards, whose="the target")
         self.config, self.shards = config, shards
         self.embed = Embedding(config.vocab_size, config.hidden_size, shards=shards, dtype=dtype, rngs=rngs)
-        layers = [DecoderLayer(config, shards=shards, dtype=dtype, rngs=rngs) for _ in range(config.num_hidden_layers)]
+        layers = [
+            DecoderLayer(spec, i, config.hidden_size, shards=shards, dtype=dtype, rngs=rngs)
+            for i, spec in enumerate(config.layers)
+        ]
         self.layers = nnx.List(layers)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
         tied = config.tie_word_embeddings
         rows = self.vocabulary.padded_size
-        self.lm_head = None if tied else Linear(config.hidden_size, rows, dtype=dtype, rngs=rngs)
+        self.lm_head = (
+            None if tied else Linear(config.hidden_size, rows, axes=("vocab", "embed"), dtype=dtype, rngs=rngs)
+        )
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -95,67 +85,45 @@ class Llama(nnx.Module):
 
     def empty_cache(self, slots: int, capacity: int) -> KVCache:
         """A cache for `slots` sequences of up to `capacity` rows: of one shard, if there are several."""
-        config = self.config
-        kv_heads = local_kv_heads(config.num_key_value_heads, self.shards)
-        return KVCache.zeros(config.num_hidden_layers, slots, kv_heads, capacity, config.head_dim, self.dtype)
+        return KVCache.zeros([spec.kv for spec in self.config.layers], slots, capacity, self.dtype, self.shards)
 
     def __call__(
         self,
         tokens: jax.Array,
-        positions: jax.Array,
-        cache: KVCache,
-        lengths: jax.Array,
+        context: AttentionContext,
         *,
-        tail_mask: jax.Array | None = None,
-        capture_layers: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
         prompt_lengths: jax.Array | None = None,
-        attention: Implementation | None = None,
     ) -> ForwardOutput:
-        """Runs T new tokens of every slot behind its committed rows. The cache is read, not written.
+        """Runs T tokens of every slot.
 
         Args:
           tokens: int32 `[B, T]`.
-          positions: position of each token in its sequence, int32 `[B, T]`.
-          cache: committed rows, as `empty_cache` makes it.
-          lengths: number of committed rows, int32 `[B]`.
-          tail_mask: bool `[B, T, T]`, which new rows each new row sees; None means causal.
-          capture_layers: which hidden states become features: k is the input of layer k, `num_hidden_layers` the output after
-            the final norm, so k is the index into transformers' `hidden_states`.
+          context: gives the tokens' positions and runs their attention: behind the rows of a cache (`CacheContext`), or within
+            the documents of a training batch.
+          aux_layers: which hidden states are returned too: k is the input of layer k, `num_hidden_layers` the output after the
+            final norm, so k is the index into transformers' `hidden_states`.
           prompt_lengths: int32 `[B]`, read by dynamic rotary scaling alone (`RopeConfig.phases`).
-          attention: forces a backend of tree attention.
         """
-        config = self.config
-        phases = config.rope.phases(positions, config.head_dim, prompt_lengths)
-        views = {
-            size: (None, tail_mask) if size is None else sliding_window(size, positions, positions, tail_mask)
-            for size in {None, *config.sliding_windows}
+        specs = self.config.layers
+        phases = {
+            spec.rope: spec.rope.phases(context.positions, spec.head_dim, prompt_lengths)
+            for spec in dict.fromkeys(specs)
         }
         x = self.embed(tokens)  # [B, T, H]
-        captured: dict[int, jax.Array] = {}
-        rows = []
-        for i, layer in enumerate(self.layers):
-            captured[i] = x
-            prefix_start, seen = views[config.sliding_windows[i] if config.sliding_windows else None]
+        inputs: list[jax.Array] = []
+        kept = []
+        for i, (spec, layer) in enumerate(zip(specs, self.layers, strict=True)):
+            inputs.append(x)
             with jax.named_scope(f"layer_{i}"):
-                mixed, new = layer.attention(
-                    layer.input_norm(x),
-                    phases,
-                    cache.layer(i),
-                    lengths,
-                    tail_mask=seen,
-                    prefix_start=prefix_start,
-                    implementation=attention,
-                )
-                x = x + mixed
-                x = x + layer.mlp(layer.post_norm(x))
-            rows.append(new)
-        x = self.norm(x)
-        captured[config.num_hidden_layers] = x
-        features = [captured[k] for k in capture_layers]
+                x, rows = layer(x, layer.input_norm(x), phases[spec.rope], context)
+            kept.append(rows)
+        inputs.append(self.norm(x))
+        aux = [inputs[k] for k in aux_layers]
         return ForwardOutput(
-            hidden=x,
-            features=jnp.concatenate(features, axis=-1) if features else x[..., :0],
-            rows=KVRows.of(rows),
+            hidden=inputs[-1],
+            aux=jnp.concatenate(aux, axis=-1) if aux else x[..., :0],
+            rows=KVRows.of(kept),
         )
 
     def logits(self, hidden: jax.Array) -> jax.Array:
@@ -163,5 +131,5 @@ class Llama(nnx.Module):
 
         Over shards, the columns of one of them (`vocabulary`).
         """
-        weight = self.embed.weight[...] if self.lm_head is None else self.lm_head.weight[...]
-        return self.vocabulary.hide_padding(matmul(hidden, weight, out_dtype=jnp.float32))
+        logits = self.embed.logits(hidden) if self.lm_head is None else self.lm_head(hidden, jnp.float32)
+        return self.vocabulary.hide_padding(logits)

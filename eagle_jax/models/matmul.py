@@ -1,5 +1,7 @@
 """Products of a few activation rows with a large weight, the bulk of decoding, per platform."""
 
+from typing import Any, Protocol, runtime_checkable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,28 @@ CPU_COMPILER_OPTIONS: dict[str, str | bool] = {
 }
 """Options for programs compiled for the CPU: sums may be reassociated, so that LLVM vectorises the reductions of
 `_skinny_matmul`; NaN, infinities, division and functions keep their meaning."""
+
+
+@runtime_checkable
+class PackedWeight(Protocol):
+    """A weight `[out, in]` in another form than an array: a pytree of its own that knows how to multiply."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[out, in]`, of one shard."""
+
+    def matmul(self, x: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
+        """`x [..., in]` times the transpose of the weight: `[..., out]`."""
+
+    def axes(self, axes: tuple[str, ...]) -> Any:
+        """Logical axes of each of its arrays, where `axes` are those of the weight: a pytree like it, with tuples for arrays."""
+
+
+def multiply(x: jax.Array, weight: jax.Array | PackedWeight, out_dtype: jnp.dtype | None = None) -> jax.Array:
+    """`x [..., in]` times the transpose of a weight `[out, in]`, packed or not; `out_dtype` defaults to x's."""
+    if isinstance(weight, PackedWeight):
+        return weight.matmul(x, out_dtype or x.dtype)
+    return matmul(x, weight, out_dtype)
 
 
 def matmul(x: jax.Array, weight: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:

@@ -1,22 +1,91 @@
-"""Megatron's layout (https://arxiv.org/abs/1909.08053) as data: the axis along which a parameter is split, and its order of rows.
+"""How parameters are split over devices, as data: logical axes of their dimensions, and rules that map these to a mesh.
 
-A shard must find its own queries, keys and values, and its own gate and up rows, side by side. So the rows of a fused parameter
-are stored shard by shard: `q0 k0 v0 q1 k1 v1 ...` in place of `q k v`.
+The rules are Megatron's (https://arxiv.org/abs/1909.08053). A shard must find its own queries, keys and values, and its own gate
+and up rows, side by side. So the rows of a fused parameter are stored shard by shard: `q0 k0 v0 q1 k1 v1 ...`, not `q k v`.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eagle_jax.parallel.mesh import MODEL
 from eagle_jax.parallel.vocabulary import Vocabulary
 
-_ROWS = ("qkv.weight", "qkv.bias", "gate_up.weight", "gate_up.bias", "embed.weight", "lm_head.weight")
-"""Split along the outputs: column-parallel products, in Megatron's words, and tables over the vocabulary."""
-_COLUMNS = ("out.weight", "down.weight", "fc.weight")
-"""Split along the inputs: row-parallel products, whose outputs are summed over the shards."""
+Axes = tuple[str | None, ...]
+"""The logical axis of each dimension of a parameter; None is split by no rule."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisRules:
+    """Which axis of a mesh each logical axis is split over."""
+
+    mesh_axes: Mapping[str, str | None]
+
+    def spec(self, axes: Axes) -> PartitionSpec:
+        """How an array with these axes is split.
+
+        Raises:
+          KeyError: an axis that the rules do not know.
+        """
+        found = [None if axis is None else self.mesh_axes[axis] for axis in axes]
+        while found and found[-1] is None:
+            found.pop()
+        return PartitionSpec(*found)
+
+
+TENSOR_PARALLEL = AxisRules({
+    "embed": None,  # the residual stream
+    "qkv": MODEL,  # fused queries, keys and values: column-parallel products, in Megatron's words
+    "gate_up": MODEL,
+    "vocab": MODEL,
+    "heads": MODEL,  # what the heads read: row-parallel products, whose outputs are summed over the shards
+    "mlp": MODEL,
+    "fused": MODEL,  # the inputs of a draft head's fc
+    "expert": MODEL,
+    "group": None,  # groups of a packed weight's inputs
+})  # fmt: skip
+"""The rules of every model here."""
+REPLICATED = AxisRules(dict.fromkeys(TENSOR_PARALLEL.mesh_axes))
+"""Everything whole on every device."""
+
+
+def rules_for(shards: int) -> AxisRules:
+    """The rules of a module that so many devices share."""
+    return TENSOR_PARALLEL if shards > 1 else REPLICATED
+
+
+def parameter_axes(module: nnx.Module) -> dict[str, Axes]:
+    """The logical axes of every variable of a module by its path ("layers.0.mlp.down.weight"); a module of shapes will do.
+
+    Raises:
+      ValueError: a variable that names none.
+    """
+    found = {}
+    for keys, variable in nnx.to_flat_state(nnx.state(module)):
+        path = ".".join(map(str, keys))
+        if not variable.has_metadata("axes"):
+            raise ValueError(f"parameter {path} names no logical axes")
+        found[path] = variable.get_metadata("axes")
+    return found
+
+
+def parameter_specs(module: nnx.Module, rules: AxisRules) -> dict[Any, Any]:
+    """How the variables of a module are split, as nested dictionaries like those of `nnx.to_pure_dict`; a packed weight says it
+    of each of its arrays."""
+    specs = {}
+    for keys, variable in nnx.to_flat_state(nnx.state(module)):
+        value, axes = variable.get_value(), variable.get_metadata("axes")
+        if hasattr(value, "axes"):
+            axes = value.axes(axes)
+        specs[keys] = jax.tree.map(rules.spec, axes, is_leaf=lambda x: isinstance(x, tuple))
+    nested: dict[Any, Any] = nnx.traversals.unflatten_mapping(specs)
+    return nested
+
 
 Range = tuple[int, int]
 """First and one-past-last row."""
@@ -42,21 +111,10 @@ class Geometry(Protocol):
         """Width of the MLP."""
 
 
-def partition_spec(path: str) -> PartitionSpec:
-    """How a parameter is split over the shards, by its path in the module ("layers.0.mlp.down.weight")."""
-    if path.endswith(_ROWS):
-        return PartitionSpec(MODEL)
-    return PartitionSpec(None, MODEL) if path.endswith(_COLUMNS) else PartitionSpec()
-
-
-def module_sharding(mesh: Mesh, shards: int) -> Callable[[str, tuple[int, ...]], NamedSharding]:
-    """Where the parameters of a module lie in a mesh: split over `shards`, its model axis, or with 1 whole on every device."""
-
-    def place(path: str, shape: tuple[int, ...]) -> NamedSharding:
-        del shape
-        return NamedSharding(mesh, partition_spec(path) if shards > 1 else PartitionSpec())
-
-    return place
+def module_sharding(mesh: Mesh, shards: int) -> Callable[[Axes], NamedSharding]:
+    """Where parameters of given logical axes lie in a mesh: split over `shards`, its model axis, or with 1 whole everywhere."""
+    rules = rules_for(shards)
+    return lambda axes: NamedSharding(mesh, rules.spec(axes))
 
 
 def check_divisible(config: Any, shards: int, *, whose: str, size_name: str = "tensor_parallel_size") -> None:
@@ -111,26 +169,24 @@ def gate_up_ranges(config: Geometry, shards: int) -> list[Range]:
     return [(start, start + own) for shard in range(shards) for start in (shard * own, inner + shard * own)]
 
 
-def stored_rows(path: str, config: Geometry, shards: int, rows: int) -> tuple[list[Range], int]:
+def stored_rows(axis: str | None, config: Geometry, shards: int, rows: int) -> tuple[list[Range], int]:
     """The rows of a parameter as one device has them, in the order in which `shards` store them, and zeros behind them.
 
     Args:
-      path: of the parameter.
+      axis: logical axis of the rows.
       config: the model's.
       shards: devices.
       rows: of the parameter on one device.
     """
-    if shards > 1 and ".qkv." in path:
+    if shards > 1 and axis == "qkv":
         return qkv_ranges(config, shards), 0
-    if shards > 1 and ".gate_up." in path:
+    if shards > 1 and axis == "gate_up":
         return gate_up_ranges(config, shards), 0
-    if path.endswith(("embed.weight", "lm_head.weight")):
-        return [(0, rows)], Vocabulary(rows, shards).padded_size - rows
-    return [(0, rows)], 0
+    return [(0, rows)], Vocabulary(rows, shards).padded_size - rows if axis == "vocab" else 0
 
 
-def stored_order(path: str, values: np.ndarray, config: Geometry, shards: int) -> np.ndarray:
-    """A parameter as one device has it, in the order in which `shards` store it."""
-    ranges, zeros = stored_rows(path, config, shards, values.shape[0])
+def stored_order(axis: str | None, values: np.ndarray, config: Geometry, shards: int) -> np.ndarray:
+    """A parameter as one device has it, in the order in which `shards` store it; `axis` is that of its rows."""
+    ranges, zeros = stored_rows(axis, config, shards, values.shape[0])
     padding = np.zeros((zeros, *values.shape[1:]), values.dtype)
     return np.concatenate([values[low:high] for low, high in ranges] + [padding])

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax.models import DraftConfig, DraftHead, Llama, make_head
+from eagle_jax.parallel.partition import Axes, parameter_axes
 
 Parameters = dict[str, jax.Array]
 """Arrays by their path in the module, such as "layers.0.mlp.down.weight"."""
@@ -24,6 +25,14 @@ class HeadTemplate:
 
     config: DraftConfig
 
+    @property
+    def axes(self) -> dict[str, Axes]:
+        """Logical axes of every array by its path."""
+        return parameter_axes(self._abstract())
+
+    def _abstract(self) -> DraftHead:
+        return nnx.eval_shape(lambda: make_head(self.config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+
     def build(self, parameters: Mapping[str, Any], vocabulary: Any) -> DraftHead:
         """The module with these arrays.
 
@@ -31,8 +40,7 @@ class HeadTemplate:
           parameters: every trained array.
           vocabulary: target ids of the draft vocabulary, int32 `[Vd]`; not read where Vd == V.
         """
-        abstract = nnx.eval_shape(lambda: make_head(self.config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
-        graph, state = nnx.split(abstract)
+        graph, state = nnx.split(self._abstract())
         filled = []
         for path, variable in nnx.to_flat_state(state):
             name = ".".join(map(str, path))

@@ -14,10 +14,10 @@ from eagle_jax.models import DraftConfig, Llama
 from eagle_jax.models.matmul import matmul
 from eagle_jax.training.attention import PackedImplementation
 from eagle_jax.training.batch import PackedBatch
-from eagle_jax.training.forward import run_draft, run_target, shift_left, shift_right
+from eagle_jax.training.contexts import PackedContext, run_draft, shift_left, shift_right
 from eagle_jax.training.head import OUTPUT_SIDE, HeadTemplate, Parameters
 from eagle_jax.training.losses import LossConfig, Scores, Truth, chunk_size, chunked_loss
-from eagle_jax.training.sharding import Placement
+from eagle_jax.training.sharding import TrainingMesh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def make_programs(
     *,
     seed: int,
     evaluation_steps: int | None = None,
-    placement: Placement | None = None,
+    mesh: TrainingMesh | None = None,
 ) -> Programs:
     """Builds the steps.
 
@@ -121,7 +121,7 @@ def make_programs(
       optimizer: of the head's parameters.
       seed: of the noise.
       evaluation_steps: steps of training-time test in evaluations; None takes as many as in training.
-      placement: where the state stays; None leaves that to the compiler.
+      mesh: where the state stays; None leaves that to the compiler.
     """
 
     def train(state: TrainState, frozen: Frozen, batch: PackedBatch) -> tuple[TrainState, Metrics]:
@@ -139,9 +139,9 @@ def make_programs(
             optimizer=optimizer_state,
             step=state.step + 1,
         )
-        if placement is not None and placement.mesh is not None:
+        if mesh is not None and mesh.mesh is not None:
             # Left alone, the compiler may choose another placement, and the next step would be another program.
-            done = jax.lax.with_sharding_constraint(done, placement.tree(done))
+            done = jax.lax.with_sharding_constraint(done, mesh.tree(done))
         return done, dataclasses.replace(metrics, gradient_norm=_norm(gradient))
 
     def evaluate(parameters: Parameters, frozen: Frozen, batch: PackedBatch) -> tuple[Metrics, jax.Array]:
@@ -190,7 +190,11 @@ def _forward(
     noise: jax.Array | None,
 ) -> tuple[jax.Array, Scores, Masks]:
     with jax.named_scope("target"):
-        states, features = run_target(target, batch, template.config.capture_layers, config.attention)
+        # Dynamic rotary scaling reads the length of the prompt; within the trained context, which training keeps to, it has none.
+        no_prompts = jnp.zeros((batch.tokens.shape[0],), jnp.int32)
+        context = PackedContext(batch, config.attention)
+        out = target(batch.tokens, context, aux_layers=template.config.capture_layers, prompt_lengths=no_prompts)
+        states, features = out.hidden, out.aux
     if noise is not None:
         amplitude = config.feature_noise
         features = features + jax.random.uniform(noise, features.shape, features.dtype, -amplitude, amplitude)

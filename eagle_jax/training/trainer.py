@@ -28,7 +28,7 @@ from eagle_jax.training.head import HeadTemplate, initial_parameters, split_head
 from eagle_jax.training.optimizers import make_optimizer
 from eagle_jax.training.packing import Packer, fit, prefetch
 from eagle_jax.training.records import METRICS, Recorder, draw_course, say_on_stderr
-from eagle_jax.training.sharding import Placement
+from eagle_jax.training.sharding import TrainingMesh
 from eagle_jax.training.step import EvaluationStep, Frozen, Metrics, Programs, StepConfig, TrainState, make_programs
 from eagle_jax.training.vocabulary import choose_vocabulary, count_tokens
 
@@ -119,7 +119,7 @@ def train(
         conversations,
         Path(output),
         config,
-        Placement.make(data_parallel, model_parallel),
+        TrainingMesh.make(data_parallel, model_parallel),
         say,
     ).train(
         log_every=log_every,
@@ -139,10 +139,10 @@ class _Run:
         conversations: Sequence[Conversation],
         output: Path,
         config: TrainingConfig,
-        placement: Placement,
+        mesh: TrainingMesh,
         say: Callable[[str], None],
     ):
-        self.target, self.output, self.config, self.placement, self.say = target, output, config, placement, say
+        self.target, self.output, self.config, self.mesh, self.say = target, output, config, mesh, say
         self.existing: Draft | None = None
         self.draft: DraftConfig
         if isinstance(config.head, ExistingHead):
@@ -151,9 +151,9 @@ class _Run:
         else:
             self.draft = config.head.build(target.config)
         _check_length(target, config)
-        if placement.mesh is not None and config.batch_rows % placement.mesh.shape["data"]:
+        if mesh.mesh is not None and config.batch_rows % mesh.mesh.shape["data"]:
             raise ValueError(
-                f"batch_rows {config.batch_rows} is no multiple of data_parallel {placement.mesh.shape['data']}"
+                f"batch_rows {config.batch_rows} is no multiple of data_parallel {mesh.mesh.shape['data']}"
             )
         kept, cut, lost = fit(conversations, config.sequence_length)
         if not kept:
@@ -180,16 +180,12 @@ class _Run:
         self.step_config = self._step_config()
         graph, weights = nnx.split(target.model)
         flat = nnx.to_flat_state(weights)
+        self.mesh = dataclasses.replace(mesh, axes=self.template.axes)
         placed = [
-            (
-                path,
-                v.replace(
-                    jax.device_put(v.get_value(), placement.weight(".".join(map(str, path)), v.get_value().shape))
-                ),
-            )
+            (path, v.replace(jax.device_put(v.get_value(), mesh.sharding(v.get_metadata("axes"), v.get_value().shape))))
             for path, v in flat
         ]
-        where = placement.weight("", ())
+        where = mesh.sharding((), ())
         self.frozen = Frozen(nnx.from_flat_state(placed), jax.device_put(jnp.asarray(self.vocabulary), where))
         self.programs: Programs = make_programs(
             graph,
@@ -198,7 +194,7 @@ class _Run:
             self.optimizer,
             seed=config.seed,
             evaluation_steps=config.evaluation_depth,
-            placement=placement,
+            mesh=self.mesh,
         )
         self.best: dict[str, Any] = {"accepted_length": -math.inf, "step": 0, "worse": 0}
 
@@ -210,7 +206,7 @@ class _Run:
         state = self._start(checkpoints)
         step = int(state.step)
         recorder = Recorder(self.output, first_step=step, tensorboard=tensorboard, say=self.say)
-        batches = prefetch(self.packer.batches(step), self.placement.batch)
+        batches = prefetch(self.packer.batches(step), self.mesh.batch)
         stopped = self._is_over()
         clock = _Clock()
         compiler = ThreadPoolExecutor(1)
@@ -268,7 +264,7 @@ class _Run:
     def _compile_evaluation(self, compiler: ThreadPoolExecutor, state: TrainState) -> EvaluationStep:
         """Compiles the program of evaluations beside that of training: later the device would idle for it, up to a minute."""
         # Described, not passed: the first step of training consumes the state.
-        arguments = (state.parameters, self.frozen, self.placement.batch(self.packer.assemble([])))
+        arguments = (state.parameters, self.frozen, self.mesh.batch(self.packer.assemble([])))
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arguments)
         compiled = compiler.submit(lambda: self.programs.evaluate.lower(*shapes).compile())
         return lambda *args: compiled.result()(*args)
@@ -285,12 +281,12 @@ class _Run:
                 seed=self.config.seed,
                 from_embedding=self.config.init_from_embedding,
             )
-        parameters = jax.device_put(parameters, self.placement.tree(parameters))
+        parameters = jax.device_put(parameters, self.mesh.tree(parameters))
         state = TrainState(
             parameters=parameters, optimizer=self.optimizer.init(parameters), step=jnp.zeros((), jnp.int32)
         )
         # Equal constants may share a buffer, and a step that consumes the state cannot take one twice.
-        state = jax.device_put(jax.tree.map(jnp.copy, state), self.placement.tree(state))
+        state = jax.device_put(jax.tree.map(jnp.copy, state), self.mesh.tree(state))
         if checkpoints.latest is None:
             return state
         state, self.best = checkpoints.restore(state)
@@ -319,7 +315,7 @@ class _Run:
         )
 
     def _evaluate(self, recorder: Recorder, step: int, state: TrainState, program: EvaluationStep) -> None:
-        evaluation = evaluate(program, state.parameters, self.frozen, self.evaluated, self.config, self.placement)
+        evaluation = evaluate(program, state.parameters, self.frozen, self.evaluated, self.config, self.mesh)
         better = evaluation.accepted_length > self.best["accepted_length"]
         if better:
             self.best = {"accepted_length": evaluation.accepted_length, "step": step, "worse": 0}
@@ -442,7 +438,7 @@ def evaluate(
     frozen: Frozen,
     conversations: Sequence[Conversation],
     config: TrainingConfig,
-    placement: Placement,
+    mesh: TrainingMesh,
 ) -> Evaluation:
     """Walks the rounds that chains would take over conversations of the target."""
     depth = config.evaluation_depth
@@ -458,7 +454,7 @@ def evaluate(
     for start in range(0, len(rows), config.batch_rows):
         documents = rows[start : start + config.batch_rows]
         batch = packer.assemble(documents)
-        _, matches = program(parameters, frozen, placement.batch(batch))
+        _, matches = program(parameters, frozen, mesh.batch(batch))
         pending.append((batch, documents, matches))
     for batch, documents, matches in pending:
         host = np.asarray(matches)

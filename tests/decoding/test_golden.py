@@ -20,7 +20,7 @@ from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.state import RUNNING, STOPPED, DecodeState
 from eagle_jax.drafters.eagle import EagleDrafter
 from eagle_jax.drafters.tree import TreeConfig
-from eagle_jax.models import DraftContext
+from eagle_jax.models import CacheContext
 
 SLOTS = 3
 MAX_LENGTH = 120
@@ -155,9 +155,9 @@ def from_scratch(plan: Plan, weights: Weights, state: DecodeState) -> tuple[jax.
     head, batch, size = drafter.head, plan.slots, plan.max_length
     tokens, none = state.tokens[:, :size], jnp.zeros((batch,), jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(size), (batch, size))
-    out = target(tokens, positions, target.empty_cache(batch, 1), none, capture_layers=drafter.aux_layers)
-    context = DraftContext(positions, head.empty_cache(batch, 1), none)
-    hidden, draft_rows = head(drafter.embed(state.tokens[:, 1 : size + 1]), head.fuse(out.features), context)
+    out = target(tokens, CacheContext(positions, target.empty_cache(batch, 1), none), aux_layers=drafter.aux_layers)
+    context = CacheContext(positions, head.empty_cache(batch, 1), none)
+    hidden, draft_rows = head(drafter.embed(state.tokens[:, 1 : size + 1]), head.fuse(out.aux), context)
     last = jnp.take_along_axis(hidden, (state.lengths - 1)[:, None, None], axis=1)
     return drafter.logits(last), out.rows.keys, out.rows.values, draft_rows.keys, draft_rows.values
 

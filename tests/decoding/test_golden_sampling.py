@@ -10,6 +10,7 @@ from support import golden
 from support.enumeration import p_value
 
 from eagle_jax import SamplingParams
+from eagle_jax.models import CacheContext
 from eagle_jax.sampling import SamplingMode
 from eagle_jax.sampling.processing import probabilities, process_logits
 from eagle_jax.sampling.settings import SlotSettings
@@ -30,7 +31,7 @@ def test_distributions_and_samples_of_the_reference(name: str) -> None:
     def after(tokens: jax.Array) -> jax.Array:
         count, size = tokens.shape
         positions = jnp.broadcast_to(jnp.arange(size), (count, size))
-        out = model(tokens, positions, model.empty_cache(count, 1), jnp.zeros((count,), jnp.int32))
+        out = model(tokens, CacheContext(positions, model.empty_cache(count, 1), jnp.zeros((count,), jnp.int32)))
         logits = model.logits(out.hidden[:, -1:])  # [count, 1, V]
         slots = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *np.shape(x))), one)
         return probabilities(process_logits(logits, slots))[:, 0]

@@ -16,8 +16,8 @@ from support.oracle import Script, with_oracle
 
 from eagle_jax.drafters.tree import ancestor_mask
 from eagle_jax.loading import load_target
-from eagle_jax.models import Llama
-from eagle_jax.models.layers import sliding_window
+from eagle_jax.models import CacheContext, Llama
+from eagle_jax.models.context import sliding_window
 
 WINDOW, DEPTH, NEW, MAX_LENGTH, VOCABULARY = 3, 4, 40, 72, 6
 BEYOND = DEPTH + 2  # tokens known past the budget, so that the drafts of the last round are right as well
@@ -84,7 +84,7 @@ def test_every_node_sees_the_window_of_its_own_path(tmp_path: Path, family: str)
     prefix, nodes = rng.integers(0, VOCABULARY, 11).tolist(), rng.integers(0, VOCABULARY, len(parents)).tolist()
 
     def forward(tokens: Any, positions: Any, cache: Any, length: Any, mask: Any) -> Any:
-        out = target(tokens[None], positions[None], cache, length[None], tail_mask=mask)
+        out = target(tokens[None], CacheContext(positions[None], cache, length[None], tail_mask=mask))
         return target.logits(out.hidden)[0], cache.write(out.rows, length[None])
 
     step = jax.jit(forward)

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax.loading import Target
-from eagle_jax.models import Llama, LlamaConfig
+from eagle_jax.models import CacheContext, Llama, LlamaConfig
 
 LLAMA = {
     "vocab_size": 97,
@@ -177,9 +177,8 @@ def logits(target, ids):
 
     @jax.jit
     def forward(tokens, positions, cache):
-        output = target.model(
-            tokens, positions, cache, jnp.zeros(1, jnp.int32), prompt_lengths=jnp.full(1, len(ids), jnp.int32)
-        )
+        context = CacheContext(positions, cache, jnp.zeros(1, jnp.int32))
+        output = target.model(tokens, context, prompt_lengths=jnp.full(1, len(ids), jnp.int32))
         return target.model.logits(output.hidden)
 
     return np.asarray(forward(tokens, positions, cache))[0]

@@ -27,11 +27,9 @@ def saved(tmp_path_factory):
 def test_sharded_parameters_equal_unsharded_ones(saved):
     mesh = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
 
-    def place(path, shape):
-        assert shape
-        row_parallel = path.endswith(("attention.out.weight", "mlp.down.weight"))
-        axes = (None, "model") if row_parallel else ("model",)
-        return NamedSharding(mesh, PartitionSpec(*axes) if len(shape) == 2 else PartitionSpec())
+    def place(axes):
+        split = (None, "model") if axes[-1] in ("heads", "mlp") else ("model",)
+        return NamedSharding(mesh, PartitionSpec(*split) if len(axes) == 2 else PartitionSpec())
 
     read = []
     target = load_target(saved, sharding=place, progress=lambda name, done, total: read.append((done, total)))

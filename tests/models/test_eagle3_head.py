@@ -9,7 +9,7 @@ from support.draft_chain import cached_chain
 from support.float64_models import Float64Eagle3, log_softmax
 from support.tiny import draft_config, llama_config, random_head
 
-from eagle_jax.models import DraftConfig, DraftContext
+from eagle_jax.models import CacheContext, DraftConfig
 from eagle_jax.models.eagle_config import default_capture_layers
 
 VOCABULARY, WIDTH, KNOWN, DEPTH = 23, 32, 12, 6
@@ -76,7 +76,7 @@ def test_bfloat16_heads_stay_in_bfloat16() -> None:
     fused = head.fuse(features)
     assert fused.dtype == jnp.bfloat16
     cache = head.empty_cache(1, 4)
-    out, rows = head(fused, fused, DraftContext(jnp.arange(2)[None], cache, jnp.zeros((1,), jnp.int32)))
+    out, rows = head(fused, fused, CacheContext(jnp.arange(2)[None], cache, jnp.zeros((1,), jnp.int32)))
     assert out.dtype == rows.keys[0].dtype == jnp.bfloat16
     assert head.logits(out).dtype == jnp.float32
 

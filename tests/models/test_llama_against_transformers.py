@@ -14,7 +14,7 @@ import transformers
 from flax import nnx
 
 from eagle_jax.loading import load_target
-from eagle_jax.models import Llama, RopeConfig
+from eagle_jax.models import CacheContext, Llama, RopeConfig
 
 LENGTH = 300
 BASE = {
@@ -118,13 +118,11 @@ def forward(graph: Any, weights: Any, tokens: Any, cache: Any, length: Any, prom
     lengths = length[None]
     out = model(
         tokens[None],
-        length + jnp.arange(tokens.shape[0])[None],
-        cache,
-        lengths,
-        capture_layers=tuple(range(model.config.num_hidden_layers + 1)),
+        CacheContext(length + jnp.arange(tokens.shape[0])[None], cache, lengths),
+        aux_layers=tuple(range(model.config.num_hidden_layers + 1)),
         prompt_lengths=prompt_length[None],
     )
-    return model.logits(out.hidden)[0], out.features[0], cache.write(out.rows, lengths)
+    return model.logits(out.hidden)[0], out.aux[0], cache.write(out.rows, lengths)
 
 
 def run(model: Llama, tokens: np.ndarray, sizes: list[int], prompt_length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax import Draft, Target
-from eagle_jax.models import DraftContext, DraftHead, KVCache, KVRows
+from eagle_jax.models import CacheContext, DraftHead, KVCache, KVRows
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Compiled once and run a few times: compiling is the whole cost."""
@@ -21,7 +21,7 @@ def _program(graph: Any, known: int, compiler_options: tuple = tuple(QUICK.items
         head = nnx.merge(graph, weights)
         rows = len(embedded)
         hidden = jnp.where((jnp.arange(rows) < known)[:, None], head.fuse(features), fed_back)
-        context = DraftContext(jnp.arange(rows)[None], head.empty_cache(1, 8), jnp.zeros((1,), jnp.int32))
+        context = CacheContext(jnp.arange(rows)[None], head.empty_cache(1, 8), jnp.zeros((1,), jnp.int32))
         out, _ = head(embedded[None], hidden[None], context)
         last = jax.lax.dynamic_slice_in_dim(out, row, 1, axis=1)
         if head.config.own_lm_head:
@@ -73,14 +73,14 @@ def _cached_programs(graph: Any, rows: int) -> tuple[Any, Any]:
     def extend(weights: Any, embedded: jax.Array, features: jax.Array, cache: KVCache, lengths: jax.Array) -> Any:
         head = nnx.merge(graph, weights)
         positions = lengths[:, None] + jnp.arange(CHUNK)
-        out, new = head(embedded, head.fuse(features), DraftContext(positions, cache, lengths))
+        out, new = head(embedded, head.fuse(features), CacheContext(positions, cache, lengths))
         return out[:, -1:], cache.write(new, lengths)
 
     def step(
         weights: Any, embedded: jax.Array, hidden: jax.Array, cache: KVCache, lengths: jax.Array, tail: Any, depth: int
     ) -> Any:
         head = nnx.merge(graph, weights)
-        context = DraftContext(
+        context = CacheContext(
             positions=lengths[:, None] + depth,
             cache=cache,
             lengths=lengths,

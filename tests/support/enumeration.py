@@ -33,7 +33,7 @@ from eagle_jax.decoding.rules import SEEDED, Rule
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafters.registry import DrafterSpec
 from eagle_jax.drafters.tree import StaticTree, TreeConfig
-from eagle_jax.models import Eagle3Head, Llama
+from eagle_jax.models import CacheContext, Eagle3Head, Llama
 from eagle_jax.sampling import SamplingMode
 from eagle_jax.sampling.settings import SlotSettings
 from support.drive import prompt_chunks
@@ -107,7 +107,7 @@ def next_logits() -> dict[tuple[int, ...], np.ndarray]:
         tokens = jnp.asarray([[*PROMPT, ROOT, *text] for text in texts])
         count, size = tokens.shape
         positions = jnp.broadcast_to(jnp.arange(size), (count, size))
-        out = model(tokens, positions, model.empty_cache(count, 16), jnp.zeros((count,), jnp.int32))
+        out = model(tokens, CacheContext(positions, model.empty_cache(count, 16), jnp.zeros((count,), jnp.int32)))
         rows = np.asarray(model.logits(out.hidden[:, -1:])[:, 0])
         found |= dict(zip(texts, rows, strict=True))
     return found

@@ -5,13 +5,12 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from eagle_jax.decoding.placement import path_name
 from eagle_jax.models import DraftHead, Llama, make_head
 from eagle_jax.models.config import LlamaConfig
 from eagle_jax.parallel.mesh import model_shards
-from eagle_jax.parallel.partition import partition_spec, stored_order
+from eagle_jax.parallel.partition import module_sharding, stored_order
 
 
 def spread_module(module: Any, mesh: Mesh | None, shards: int | None = None) -> Any:
@@ -26,12 +25,9 @@ def spread_module(module: Any, mesh: Mesh | None, shards: int | None = None) -> 
         return make_head(config, dtype=module.dtype, rngs=nnx.Rngs(0), shards=shards)
 
     graph, _ = nnx.split(nnx.eval_shape(build))
-
-    def place(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        name = path_name(path)
-        values = np.asarray(leaf)
-        if name.rpartition(".")[2] in ("weight", "bias"):
-            values = stored_order(name, values, config, shards)
-        return jax.device_put(values, NamedSharding(mesh, partition_spec(name) if shards > 1 else PartitionSpec()))
-
-    return nnx.merge(graph, jax.tree_util.tree_map_with_path(place, nnx.state(module)))
+    place, filled = module_sharding(mesh, shards), []
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+        axes, values = variable.get_metadata("axes"), np.asarray(variable.get_value())
+        values = stored_order(axes[0], values, config, shards)
+        filled.append((path, variable.replace(jax.device_put(values, place(axes)))))
+    return nnx.merge(graph, nnx.from_flat_state(filled))

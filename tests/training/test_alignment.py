@@ -15,9 +15,9 @@ from support.tiny import draft_config, llama_config, random_llama
 
 from eagle_jax.drafters.eagle import EagleDrafter
 from eagle_jax.drafters.tree import TreeConfig
-from eagle_jax.models import DraftConfig, DraftContext, DraftHead, Eagle3Head, EagleHead, KVCache, Llama
+from eagle_jax.models import CacheContext, DraftConfig, DraftHead, Eagle3Head, EagleHead, KVCache, Llama
 from eagle_jax.training.batch import PackedBatch
-from eagle_jax.training.forward import run_draft, run_target
+from eagle_jax.training.contexts import PackedContext, run_draft
 from eagle_jax.training.head import HeadTemplate, split_head
 from eagle_jax.training.step import make_masks
 
@@ -62,7 +62,7 @@ def trained_logits(target: Llama, head: DraftHead, batch: PackedBatch, steps: in
     @functools.partial(jax.jit, compiler_options=QUICK)
     def run(weights: Any, batch: PackedBatch) -> tuple[jax.Array, jax.Array]:
         target, head = nnx.merge(graph, weights)
-        _, features = run_target(target, batch, head.config.capture_layers)
+        features = target(batch.tokens, PackedContext(batch), aux_layers=head.config.capture_layers).aux
         drafter = EagleDrafter(head, target, tree=TreeConfig.chain(steps))
         return features, jnp.stack([drafter.logits(rows) for rows in run_draft(head, target, features, batch, steps)])
 
@@ -81,10 +81,9 @@ def drafted_logits(
         target, head = nnx.merge(graph, weights)
         drafter = EagleDrafter(head, target, tree=TreeConfig.chain(STEPS))
         rows_of_text, nothing = jnp.arange(length)[None], jnp.zeros((1,), jnp.int32)
-        features = target(
-            text[None], rows_of_text, target.empty_cache(1, 1), nothing, capture_layers=head.config.capture_layers
-        ).features
-        context = DraftContext(rows_of_text, head.empty_cache(1, 1), nothing)
+        whole = CacheContext(rows_of_text, target.empty_cache(1, 1), nothing)
+        features = target(text[None], whole, aux_layers=head.config.capture_layers).aux
+        context = CacheContext(rows_of_text, head.empty_cache(1, 1), nothing)
         out, rows = head(drafter.embed(np.append(text[1:], 0)[None]), head.fuse(features), context)
         # Rows behind an anchor lie beyond its length, where decoding has rubbish too.
         cache = KVCache(*(tuple(jnp.repeat(x, count, axis=0) for x in part) for part in (rows.keys, rows.values)))

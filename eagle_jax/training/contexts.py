@@ -1,4 +1,4 @@
-"""The forward passes of training: the frozen target over packed documents, and the head's steps of training-time test."""
+"""What rows of training attend to, packed documents and the steps of training-time test, and these steps."""
 
 import dataclasses
 
@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.models import DraftHead, KVRows, Llama
-from eagle_jax.models.draft_layer import DraftLayer
 from eagle_jax.training.attention import PackedImplementation, cudnn_packed_attention, packed_attention
 from eagle_jax.training.batch import PackedBatch
 
@@ -23,43 +22,31 @@ def shift_right(x: jax.Array, count: int) -> jax.Array:
     return jnp.concatenate([jnp.zeros_like(x[:, :count]), x[:, : x.shape[1] - count]], axis=1)
 
 
-def run_target(
-    target: Llama, batch: PackedBatch, capture_layers: tuple[int, ...], implementation: PackedImplementation = "xla"
-) -> tuple[jax.Array, jax.Array]:
-    """Runs the target over packed documents.
+@dataclasses.dataclass(frozen=True)
+class PackedContext:
+    """Rows of packed documents, each of which attends within itself (`eagle_jax.models.context.AttentionContext`)."""
 
-    Returns:
-      The states after the final norm, `[B, T, H]`, and the captured ones side by side, `[B, T, n * H]`.
-    """
-    config = target.config
-    attend = cudnn_packed_attention if implementation == "cudnn" else packed_attention
-    # Dynamic rotary scaling reads the length of the prompt; within the trained context, which training keeps to, it has none.
-    phases = config.rope.phases(batch.positions, config.head_dim, jnp.zeros((batch.tokens.shape[0],), jnp.int32))
-    x = target.embed(batch.tokens)  # [B, T, H]
-    captured: dict[int, jax.Array] = {}
-    for i, layer in enumerate(target.layers):
-        captured[i] = x
-        with jax.named_scope(f"layer_{i}"):
-            queries, keys, values = layer.attention.project(layer.input_norm(x), phases)
-            mixed = attend(
-                queries,
-                keys,
-                values,
-                batch.segments,
-                batch.positions,
-                scale=config.head_dim**-0.5,
-                window=config.sliding_windows[i] if config.sliding_windows else None,
-            )
-            x = x + layer.attention.join(mixed)
-            x = x + layer.mlp(layer.post_norm(x))
-    x = target.norm(x)
-    captured[config.num_hidden_layers] = x
-    return x, jnp.concatenate([captured[k] for k in capture_layers], axis=-1)
+    batch: PackedBatch
+    implementation: PackedImplementation = "xla"
+
+    @property
+    def positions(self) -> jax.Array:
+        """Rotary positions of the rows, int32 `[B, T]`."""
+        return self.batch.positions
+
+    def attend(
+        self, layer: int, queries: jax.Array, keys: jax.Array, values: jax.Array, *, scale: float, window: int | None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Attends causally within documents; keeps keys and values as they are."""
+        del layer
+        attend = cudnn_packed_attention if self.implementation == "cudnn" else packed_attention
+        segments, positions = self.batch.segments, self.batch.positions
+        return attend(queries, keys, values, segments, positions, scale=scale, window=window), (keys, values)
 
 
 @dataclasses.dataclass(frozen=True)
 class StepContext:
-    """What the rows of one step of training-time test attend to (`eagle_jax.models.draft_layer.RowContext`)."""
+    """What the rows of one step of training-time test attend to (`eagle_jax.models.context.AttentionContext`)."""
 
     batch: PackedBatch
     earlier: tuple[KVRows, ...]
@@ -76,12 +63,11 @@ class StepContext:
         return self.batch.positions + self.step
 
     def attend(
-        self, layer: DraftLayer, inputs: jax.Array, phases: tuple[jax.Array, jax.Array]
+        self, layer: int, queries: jax.Array, keys: jax.Array, values: jax.Array, *, scale: float, window: int | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Attends to step 0 up to the own row, and to the own row alone of the steps since."""
-        attention, index, step = layer.attention, layer.index, self.step
-        queries, keys, values = attention.project(inputs, phases)
-        rows = (*(earlier.layer(index) for earlier in self.earlier), (keys, values))
+        step = self.step
+        rows = (*(earlier.layer(layer) for earlier in self.earlier), (keys, values))
 
         def mix(queries: jax.Array, rows: tuple[tuple[jax.Array, jax.Array], ...]) -> jax.Array:
             return packed_attention(
@@ -89,15 +75,14 @@ class StepContext:
                 *rows[0],
                 self.batch.segments,
                 self.batch.positions,
-                scale=attention.head_dim**-0.5,
-                window=layer.sliding_window,
+                scale=scale,
+                window=window,
                 step=step,
                 diagonals=rows[1:],
             )
 
         # Scores are T x T: computed again in the backward pass, never kept.
-        mixed = jax.checkpoint(mix)(queries, rows)
-        return attention.join(mixed), (keys, values)
+        return jax.checkpoint(mix)(queries, rows), (keys, values)
 
 
 def run_draft(
@@ -118,7 +103,7 @@ def run_draft(
     Args:
       head: the head.
       target: gives embeddings where the head has none.
-      features: `[B, T, n * H]`, as `run_target` gives them.
+      features: `[B, T, n * H]`, as the target gives them (`ForwardOutput.aux`).
       batch: the tokens.
       steps: K.
       remat: compute each step again in the backward pass instead of keeping what it computed.
