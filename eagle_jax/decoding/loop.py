@@ -77,20 +77,30 @@ def _empty_state(plan: Plan, weights: Weights) -> DecodeState:
 
 
 @functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
-def prefill(plan: Plan, weights: Weights, state: DecodeState, chunk: PromptChunk) -> DecodeState:
-    """`prefill_chunk` as a program; the state is consumed.
+def prefill(plan: Plan, weights: Weights, state: DecodeState, chunk: PromptChunk) -> tuple[DecodeState, Report]:
+    """`prefill_chunk` as a program; the state is consumed. What the last chunk of a prompt emits is in its report.
 
     With several groups of devices, the arrays of `chunk` have an axis in front with one entry a group.
     """
 
-    def body(weights: Weights, state: DecodeState, chunk: PromptChunk) -> DecodeState:
+    def body(weights: Weights, state: DecodeState, chunk: PromptChunk) -> tuple[DecodeState, Report]:
         target, drafter = plan.modules(weights)
-        return prefill_chunk(target, drafter, state, own_group(chunk, plan.mesh), plan.processed_logprobs)
+        return reported(
+            plan, prefill_chunk(target, drafter, state, own_group(chunk, plan.mesh), plan.processed_logprobs)
+        )
 
     if plan.mesh is None:
         return body(weights, state, chunk)
     weights_in, state_in = specs(plan, weights)
-    return spread(body, plan.mesh, (weights_in, state_in, PartitionSpec()), state_in)(weights, state, chunk)
+    run = spread(body, plan.mesh, (weights_in, state_in, PartitionSpec()), (state_in, PartitionSpec(DATA)))
+    return run(weights, state, chunk)
+
+
+def reported(plan: Plan, state: DecodeState) -> tuple[DecodeState, Report]:
+    """The report of what was emitted since the last one, and the state that has told it."""
+    report = Report.of(state, log_probs=plan.mode is SamplingMode.FULL)
+    unread = dataclasses.replace(state.unread, counts=jnp.zeros_like(state.unread.counts))
+    return dataclasses.replace(state, unread=unread), report
 
 
 def decode_adaptively(
@@ -183,7 +193,7 @@ def decode(
       weights: parameters.
       state: consumed.
       active: slots whose requests are still wanted, bool `[B]`; the others are frozen.
-      max_rounds: return after so many rounds at the latest, int32 scalar; 0 only reports what prefills emitted.
+      max_rounds: return after so many rounds at the latest, int32 scalar.
       max_ended: return as soon as so many slots have ended that ran at the start, int32 scalar (so that they can be refilled).
 
     Returns:
@@ -236,7 +246,4 @@ def _decode(
             return decode_round(target, drafter, state, plan.rule)[0], rounds + 1
 
         state, _ = jax.lax.while_loop(lambda carry: go_on(*carry), body, start)
-    state = dataclasses.replace(state, sampling=kept.after(state.sampling))
-    report = Report.of(state, log_probs=plan.mode is SamplingMode.FULL)
-    unread = dataclasses.replace(state.unread, counts=jnp.zeros_like(state.unread.counts))
-    return dataclasses.replace(state, unread=unread), report
+    return reported(plan, dataclasses.replace(state, sampling=kept.after(state.sampling)))

@@ -1,6 +1,7 @@
 """What the host reads after a dispatch: the tokens that are new, in one small array of integers."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 import jax
@@ -93,26 +94,26 @@ class ReportLayout:
         host = jax.device_get(report)
         if slots is None:
             slots = dict.fromkeys(range(len(host.packed)), True)
-        return {
-            slot: self._slot(host.packed[slot], host.log_probs if wanted else None, slot)
-            for slot, wanted in slots.items()
-        }
-
-    def _slot(self, row: np.ndarray, log_probs: LogProbs | None, slot: int) -> SlotReport:
-        generation, finish, length, count = row[:4].tolist()
-        codes = row[4 + self.depth :][:count]
-        tags = codes % TAGS
-        (begins,) = np.nonzero(tags)
-        return SlotReport(
-            generation=generation,
-            finish=finish,
-            length=length,
-            token_ids=(codes // TAGS).tolist(),
-            round_lengths=np.diff(begins, append=count).tolist(),
-            drafted=[self.drafted[tag - 1] for tag in tags[begins].tolist()],
-            accepted_at_depth=row[4 : 4 + self.depth].tolist(),
-            log_probs=None if log_probs is None else [_at(log_probs, slot, place) for place in range(count)],
-        )
+        head = 4 + self.depth
+        ids, tags = np.divmod(host.packed[:, head:], TAGS)
+        heads = host.packed[:, :head].tolist()
+        found = {}
+        for slot, wants_log_probs in slots.items():
+            generation, finish, length, count, *accepted_at_depth = heads[slot]
+            shapes = tags[slot, :count].tolist()
+            begins = [place for place, tag in enumerate(shapes) if tag]
+            log_probs = host.log_probs if wants_log_probs else None
+            found[slot] = SlotReport(
+                generation=generation,
+                finish=finish,
+                length=length,
+                token_ids=ids[slot, :count].tolist(),
+                round_lengths=[end - begin for begin, end in itertools.pairwise([*begins, count])],
+                drafted=[self.drafted[shapes[place] - 1] for place in begins],
+                accepted_at_depth=accepted_at_depth,
+                log_probs=None if log_probs is None else [_at(log_probs, slot, place) for place in range(count)],
+            )
+        return found
 
 
 def _at(log_probs: LogProbs, slot: int, place: int) -> TokenLogProbs:

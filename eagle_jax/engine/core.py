@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.outputs import OutputProcessor
 from eagle_jax.engine.programs import Programs
 from eagle_jax.engine.request import Request
-from eagle_jax.engine.scheduler import Schedule, Scheduler
+from eagle_jax.engine.scheduler import Running, Schedule, Scheduler
 from eagle_jax.models.llama import Llama
 from eagle_jax.outputs import Delta
 from eagle_jax.sampling.params import SamplingMode
@@ -32,6 +32,16 @@ class StepTimes:
     """From the first chunk of a prompt to its first token; rounds of other slots do not run meanwhile."""
     decode: float = 0.0
     """Everything else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _InFlight:
+    """What was launched and not read."""
+
+    report: Report
+    running: Mapping[int, Running]
+    """By slot, the requests that it can tell something about."""
+    is_prefill: bool
 
 
 class EngineCore:
@@ -67,7 +77,7 @@ class EngineCore:
         self._lock = threading.Lock()
         self._ids: set[str] = set()  # requests whose last delta was not given out yet
         self._inbox: collections.deque[Request | str] = collections.deque()  # requests, and ids to abort
-        self._in_flight: collections.deque[tuple[Report, Schedule]] = collections.deque()
+        self._in_flight: collections.deque[_InFlight] = collections.deque()
         self._state: DecodeState | None = None
         self._mode: SamplingMode | None = None  # of the costs in the state
         self._last_end: float | None = None
@@ -172,10 +182,10 @@ class EngineCore:
         schedule = self._scheduler.schedule()
         if schedule.running:
             self._launch(schedule)
-        elif self._in_flight and not self._scheduler:
+        elif not self._scheduler:
             self._in_flight.clear()  # nobody is left whom it could tell something
-        if self._in_flight and (len(self._in_flight) > 1 or not schedule.running or not schedule.ahead):
-            deltas += self._read(*self._in_flight.popleft())
+        while len(self._in_flight) > (schedule.ahead and bool(schedule.running)):
+            deltas += self._read(self._in_flight.popleft())
         if deltas:
             with self._lock:
                 self._ids.difference_update(delta.request_id for delta in deltas if delta.finished)
@@ -204,7 +214,9 @@ class EngineCore:
             state, self._mode = self.programs.with_costs(state, schedule.mode), schedule.mode
         self._state = None
         for chunks in schedule.prefills:
-            state = self.programs.prefill(state, chunks)
+            state, report = self.programs.prefill(state, chunks)
+            if ended := {c.running.slot: c.running for c in chunks if c is not None and c.is_last}:
+                self._in_flight.append(_InFlight(report, ended, is_prefill=True))
         self._state, report = self.programs.decode(
             state,
             list(schedule.running),
@@ -212,16 +224,16 @@ class EngineCore:
             rounds=schedule.rounds,
             max_ended=schedule.max_ended,
         )
-        self._in_flight.append((report, schedule))
+        self._in_flight.append(_InFlight(report, schedule.running, is_prefill=False))
 
-    def _read(self, report: Report, schedule: Schedule) -> list[Delta]:
+    def _read(self, dispatch: "_InFlight") -> list[Delta]:
         wanted = {
             slot: running.request.params.logprobs is not None
-            for slot, running in schedule.running.items()
+            for slot, running in dispatch.running.items()
             if self._scheduler.owner(slot, running.generation) is not None
         }
-        slots = self.programs.read(report, wanted)
-        self._count_time(schedule, max((len(slot.round_lengths) for slot in slots.values()), default=0))
+        slots = self.programs.read(dispatch.report, wanted)
+        self._count_time(dispatch, max((len(slot.round_lengths) for slot in slots.values()), default=0))
         deltas = []
         for slot, found in slots.items():
             request = self._scheduler.owner(slot, found.generation)
@@ -234,11 +246,11 @@ class EngineCore:
                     self._scheduler.finish(request.request_id)
         return deltas
 
-    def _count_time(self, schedule: Schedule, rounds: int) -> None:
+    def _count_time(self, dispatch: "_InFlight", rounds: int) -> None:
         now = time.perf_counter()
         assert self._last_end is not None
         seconds = now - self._last_end
-        if schedule.prefills:
+        if dispatch.is_prefill:
             self.times.prefill += seconds
         else:
             self.times.decode += seconds

@@ -129,14 +129,14 @@ class Programs:
         state: DecodeState = self._program("init", None).program(self.weights)
         return state
 
-    def prefill(self, state: DecodeState, chunks: tuple[Chunk | None, ...]) -> DecodeState:
+    def prefill(self, state: DecodeState, chunks: tuple[Chunk | None, ...]) -> tuple[DecodeState, Report]:
         """Reads a chunk of one request, or one for each data-parallel group; the state is consumed."""
         given = [chunk for chunk in chunks if chunk is not None]
         mode = max(chunk.running.request.mode for chunk in given)
         arrays = [self._chunk(given[0], mode) if chunk is None else self._chunk(chunk, mode) for chunk in chunks]
         idle = [chunk is None for chunk in chunks]
-        new: DecodeState = self._program("prefill", mode).program(self.weights, state, self._stacked(arrays, idle))
-        return new
+        new, report = self._program("prefill", mode).program(self.weights, state, self._stacked(arrays, idle))
+        return new, self._on_its_way(report) if any(chunk.is_last for chunk in given) else report
 
     def decode(
         self, state: DecodeState, slots: Sequence[int], mode: SamplingMode, *, rounds: int, max_ended: int
@@ -146,10 +146,13 @@ class Programs:
         active[list(slots)] = True
         steering = [self._send(value) for value in (active, np.int32(rounds), np.int32(max_ended))]
         new, report = self._program("decode", mode).program(self.weights, state, *steering)
+        return new, self._on_its_way(report)
+
+    def _on_its_way(self, report: Report) -> Report:
         if jax.process_count() > 1 and self._mesh is not None:
             report = replicate(self._mesh)(report)  # what a process reads must lie on its own devices
         report.copy_to_host()
-        return new, report
+        return report
 
     def read(self, report: Report, slots: Mapping[int, bool] | None = None) -> dict[int, SlotReport]:
         """Waits for a report; see `ReportLayout.unpack`."""
@@ -224,7 +227,8 @@ class Programs:
         state = state_shapes(plan, self.weights)
         if kind == "prefill":
             example = self._chunk(
-                Chunk(Running(Request(request_id="", prompt_token_ids=(0,), max_new_tokens=1), 0, 0), 0), mode
+                Chunk(Running(Request(request_id="", prompt_token_ids=(0,), max_new_tokens=1), 0, 0), 0, is_last=True),
+                mode,
             )
             groups = plan.groups
             chunk = self._stacked([example] * groups, [False] * groups)

@@ -35,6 +35,8 @@ class Chunk:
     running: Running
     start: int
     """Place of the first one in the prompt."""
+    is_last: bool
+    """Whether the prompt ends with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Schedule:
     """One step: the chunks of the requests that got a slot, then a dispatch."""
 
     prefills: list[tuple[Chunk | None, ...]]
-    """Chunks in their order, one for each data-parallel group, None where it has nothing to read meanwhile. After them the
-    dispatch has 0 rounds: it brings the first tokens home."""
+    """Chunks in their order, one for each data-parallel group, None where it has nothing to read meanwhile. The last chunk of a
+    prompt brings its first token home; then comes the dispatch."""
     running: dict[int, Running]
     """By slot, the requests that decode."""
     mode: SamplingMode
@@ -110,14 +112,14 @@ class Scheduler:
             if not self._waiting:
                 break
         refill = bool(self._waiting)
-        rounds = 0 if admitted else self._rounds()
+        rounds = self._rounds()
         return Schedule(
             prefills=list(self._chunks(admitted)),
             running=dict(self._running),
             mode=max((running.request.mode for running in self._running.values()), default=SamplingMode.GREEDY),
             rounds=min(rounds, ROUNDS_BEFORE_REFILL) if refill and self._groups > 1 else rounds,
             max_ended=max(1, self._group_slots // REFILLED_SHARE) if refill else UNBOUNDED,
-            ahead=not refill or bool(admitted),
+            ahead=not refill,
         )
 
     def update(self, rounds: int, seconds: float) -> None:
@@ -141,6 +143,8 @@ class Scheduler:
         """Groups read side by side, each its own requests one after the other."""
         groups: list[list[Chunk]] = [[] for _ in range(self._groups)]
         for running in admitted:
-            starts = range(0, len(running.request.prompt_token_ids), self._chunk)
-            groups[running.slot // self._group_slots] += [Chunk(running, start) for start in starts]
+            length = len(running.request.prompt_token_ids)
+            groups[running.slot // self._group_slots] += [
+                Chunk(running, start, start + self._chunk >= length) for start in range(0, length, self._chunk)
+            ]
         return itertools.zip_longest(*groups)

@@ -18,14 +18,14 @@ def names(schedule):
     return {slot: running.request.request_id for slot, running in schedule.running.items()}
 
 
-def test_first_come_first_served_and_one_step_for_first_tokens():
+def test_first_come_first_served():
     scheduler = Scheduler(2, 4)
     for name in "abc":
         scheduler.add(request(name))
     first = scheduler.schedule()
     assert names(first) == {0: "a", 1: "b"}
-    assert [chunk.start for (chunk,) in first.prefills] == [0, 4, 0, 4]
-    assert (first.rounds, first.max_ended, first.ahead) == (0, 1, True)
+    assert [(chunk.start, chunk.is_last) for (chunk,) in first.prefills] == [(0, False), (4, True)] * 2
+    assert (first.rounds, first.max_ended, first.ahead) == (UNBOUNDED, 1, False)
     second = scheduler.schedule()
     assert second.prefills == []
     assert (second.rounds, second.max_ended, second.ahead) == (UNBOUNDED, 1, False)

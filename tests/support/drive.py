@@ -75,18 +75,19 @@ def prefill_slots(
     state = init_state(plan, weights)
     for slot, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         for chunk in prompt_chunks(plan, slot, prompt, limit, stop_ids[slot] if stop_ids else ()):
-            state = prefill(plan, weights, state, chunk)
+            state, _ = prefill(plan, weights, state, chunk)
     return state
 
 
 def run_to_end(plan: Plan, weights: Weights, state: DecodeState) -> tuple[DecodeState, list[SlotReport]]:
-    """Decodes until all slots have ended; the state then, and the reports of each slot as one."""
+    """Decodes until all slots have ended; the state then, and the reports of each slot as one, the first token with them."""
+    first = np.take_along_axis(np.asarray(state.tokens), np.asarray(state.prompt_lengths)[:, None], axis=1).tolist()
     steering = np.ones((plan.slots,), bool), np.int32(1000), np.int32(99)
     whole: list[SlotReport] = []
     while not whole or any(slot.finish == RUNNING for slot in whole):
         state, report = decode(plan, weights, state, *steering)
         new = plan.layout.unpack(report)
-        before = whole or [dataclasses.replace(new[b], token_ids=[], round_lengths=[], drafted=[]) for b in new]
+        before = whole or [dataclasses.replace(new[b], token_ids=first[b], round_lengths=[], drafted=[]) for b in new]
         whole = [
             dataclasses.replace(
                 new[b],

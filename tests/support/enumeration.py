@@ -147,7 +147,7 @@ def prefilled(depth: int, missing: int | None, mode: SamplingMode) -> DecodeStat
     state = init_state(plan, weights)
     greedy = SlotSettings.of(SamplingParams(), 0, VOCABULARY, mode)
     for chunk in prompt_chunks(plan, 0, PROMPT, len(PROMPT) + 1 + EMITTED):
-        state = prefill(plan, weights, state, dataclasses.replace(chunk, sampling=greedy))
+        state, _ = prefill(plan, weights, state, dataclasses.replace(chunk, sampling=greedy))
     assert state.sampling is not None
     history = state.sampling.history
     assert history is not None  # as if the root had been drawn
