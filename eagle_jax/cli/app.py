@@ -1,20 +1,41 @@
 """The entry point: parses the command line, runs a subcommand, and turns errors of our own into one line."""
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from eagle_jax import __version__
-from eagle_jax.cli import bench, calibrate, convert, demo, eval, generate, inspect, plan, sweep, synthesize, train
 
 TRACEBACK = "EAGLE_JAX_TRACEBACK"
 
 _OWN_PACKAGES = ("eagle_jax", "pallas_kernels")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; each subcommand stores its function as `run`."""
+COMMANDS = {
+    "demo": "answer a question with speculative decoding and measure the speed-up",
+    "generate": "continue prompts, with a draft head or plainly",
+    "inspect": "say what a checkpoint is, its shapes, what would be used, and why it would not load",
+    "convert": "write a draft head in EAGLE's format or in that of speculators",
+    "eval": "measure the acceptance of a draft head on evaluation sets",
+    "sweep": "measure many shapes of drafts and recommend one for this device",
+    "bench": "measure plain decoding, a round, and the parts of a round",
+    "calibrate": "measure the rounds that --tree auto chooses from on this device",
+    "plan": "compile a round for a TPU topology without the hardware; memory a chip, whether it fits, collectives",
+    "synthesize": "let a target write the training data of a draft head",
+    "train": "train a draft head for a target",
+}
+"""The module of this package that runs each command, and what it does. A module has `DESCRIPTION`, `add_options(parser)` and
+`run(options)`; it is imported when its command is asked for, so that others need not pay for it."""
+
+
+def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line; each subcommand stores its function as `run`.
+
+    Args:
+      asked: the only command whose options are added; all of them if None.
+    """
     parser = argparse.ArgumentParser(
         prog="eagle-jax",
         description="EAGLE speculative decoding for Llama-family models in JAX, on TPU, GPU and CPU.",
@@ -23,8 +44,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (demo, generate, inspect, convert, eval, sweep, bench, calibrate, plan, synthesize, train):
-        module.add_parser(commands)
+    for name, does in COMMANDS.items():
+        command = commands.add_parser(name, help=does, allow_abbrev=False)
+        if asked in (None, name):
+            module = importlib.import_module(f"eagle_jax.cli.{name}")
+            command.description = module.DESCRIPTION
+            module.add_options(command)
+            command.set_defaults(run=module.run)
     return parser
 
 
@@ -37,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code: 0, 1 where a subcommand answers no, 2 for an error in what was asked for, 130 when interrupted.
     """
-    parser = build_parser()
-    parsed = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    # The command is the first word that is no option: none before it takes a value.
+    parsed = build_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     run: Callable[[argparse.Namespace], int] = parsed.run
     try:
         code = run(parsed)

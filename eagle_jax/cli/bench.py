@@ -2,94 +2,75 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from eagle_jax.cli import options as shared
+from eagle_jax.cli.options import add, add_integer, add_number, add_switch
 from eagle_jax.cli.runtime import select_device
-from eagle_jax.cli.session import UsageError, default_chain, start
+from eagle_jax.cli.session import UsageError, default_chain, say, start
+from eagle_jax.decoding.adaptive import AdaptiveSpeculation
+from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.engine.compilation_cache import keep_compiled_programs
-
-if TYPE_CHECKING:
-    from eagle_jax.decoding.adaptive import AdaptiveSpeculation
-    from eagle_jax.drafters.tree import StaticTree, TreeConfig
-    from eagle_jax.measurement.bench import BenchSettings
-    from eagle_jax.models import DraftHead, Llama
+from eagle_jax.loading.dtypes import parse_dtype
+from eagle_jax.measurement import bench
+from eagle_jax.measurement.bench import BenchSettings
+from eagle_jax.measurement.compare import compare
+from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry, random_head, random_target
+from eagle_jax.models import DraftHead, Llama
+from eagle_jax.speculative_config import default_candidates
+from pallas_kernels.tree_attention import backends
 
 TOLERANCE = 0.1
 BACKENDS = ("mosaic_tpu", "mosaic_gpu", "xla_blocked", "xla")
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure plain decoding, a round, and the parts of a round",
-        description="Measure a step of plain decoding, a round of speculative decoding and its parts, each as a loop inside one "
-        "program, against the time that the bytes they read take to copy on the same device. With --random-weights any "
-        "published geometry can be measured without a checkpoint. Speeds at --accepted-length are computed from the measured "
-        "times: the acceptance is synthetic.",
-        allow_abbrev=False,
-    )
+DESCRIPTION = (
+    "Measure a step of plain decoding, a round of speculative decoding and its parts, each as a loop inside one "
+    "program, against the time that the bytes they read take to copy on the same device. With --random-weights any "
+    "published geometry can be measured without a checkpoint. Speeds at --accepted-length are computed from the measured "
+    "times: the acceptance is synthetic."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
     shared.add_model_options(parser)
-    parser.add_argument(
+    add_switch(
+        parser,
         "--random-weights",
-        action="store_true",
-        help="--model is a published geometry (8B, 70B, 3B, 1B, 135M or the full name) or a config.json; weights are made on the "
+        "--model is a published geometry (8B, 70B, 3B, 1B, 135M or the full name) or a config.json; weights are made on the "
         "device, those of an EAGLE-3 head for it too",
     )
-    parser.add_argument("--plain-only", action="store_true", help="measure no speculation")
+    add_switch(parser, "--plain-only", "measure no speculation")
     shared.add_draft_shape_options(parser)
     group = parser.add_argument_group("measurement")
-    group.add_argument(
-        "--batch", type=shared.integer(1), default=1, metavar="B", help="sequences side by side (default: 1)"
-    )
-    group.add_argument(
-        "--context",
-        type=shared.integer(2),
-        default=1024,
-        metavar="N",
-        help="tokens of each at the start (default: 1024)",
-    )
-    group.add_argument(
-        "--accepted-length",
-        type=float,
-        metavar="X",
-        help="also print speeds at so many tokens a round (synthetic acceptance)",
-    )
-    group.add_argument(
-        "--attention", choices=BACKENDS, help="force a backend of tree attention (default: what suits the shapes)"
-    )
-    group.add_argument("--no-parts", action="store_true", help="measure whole rounds only")
-    group.add_argument(
-        "--runs", type=shared.integer(1), default=5, metavar="N", help="runs, whose median counts (default: 5)"
-    )
-    group.add_argument(
-        "--steps", type=shared.integer(1), metavar="N", help="steps of a run (default: as many as take 0.2 s)"
-    )
+    add_integer(group, "--batch", "sequences side by side", default=1, metavar="B")
+    add_integer(group, "--context", "tokens of each at the start", default=1024, least=2)
+    add_number(group, "--accepted-length", "also print speeds at so many tokens a round (synthetic acceptance)")
+    add(group, "--attention", "force a backend of tree attention (default: what suits the shapes)", choices=BACKENDS)
+    add_switch(group, "--no-parts", "measure whole rounds only")
+    add_integer(group, "--runs", "runs, whose median counts", default=5)
+    add_integer(group, "--steps", "steps of a run (default: as many as take 0.2 s)")
     group = parser.add_argument_group("results")
-    group.add_argument("--json", action="store_true", help="print the report as JSON")
-    group.add_argument("--output", type=Path, metavar="FILE", help="write the report to this JSON file")
-    group.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw the parts against the floor (.png, .svg, .pdf)"
-    )
-    group.add_argument(
+    add_switch(group, "--json", "print the report as JSON")
+    add(group, "--output", "write the report to this JSON file", type=Path, metavar="FILE")
+    add(group, "--picture", "draw the parts against the floor (.png, .svg, .pdf)", type=Path, metavar="FILE")
+    add(
+        group,
         "--check",
+        "measure the same and compare with the report in this file, ratio by ratio; exit code 1 if one got worse",
         type=Path,
         metavar="FILE",
-        help="measure the same and compare with the report in this file, ratio by ratio; exit code 1 if one got worse",
     )
-    group.add_argument(
-        "--tolerance",
-        type=float,
-        default=TOLERANCE,
-        metavar="X",
-        help="share by which a ratio may grow (default: %(default)s)",
-    )
+    add_number(group, "--tolerance", "share by which a ratio may grow", default=TOLERANCE)
     shared.add_reporting_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -102,13 +83,9 @@ def run(options: argparse.Namespace) -> int:
     target, head, tree, settings = prepare(options)
 
     if options.attention is not None:
-        from pallas_kernels.tree_attention import backends
-
         # The whole process measures with one backend: what JAX traced for another one must not be found.
         backends.ORDER = dict.fromkeys(("cpu", "cuda", "rocm", "tpu"), (options.attention,))
 
-    from eagle_jax.measurement import bench
-    from eagle_jax.measurement.compare import compare
     from eagle_jax.measurement.picture import draw
 
     if tree is not None and settings.accepted_length is not None and settings.accepted_length > tree.max_depth + 1:
@@ -117,8 +94,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if before is not None:  # a difference is reported before anything is measured
         compare(before, {**before, "settings": dataclasses.asdict(settings)})
-    say = (lambda text: None) if options.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-    report = bench.run(target, head, tree, settings, say)
+    report = bench.run(target, head, tree, settings, functools.partial(say, options))
     if options.output is not None:
         options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if options.picture is not None:
@@ -154,11 +130,8 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def prepare(
     options: argparse.Namespace,
-) -> "tuple[Llama, DraftHead | None, TreeConfig | StaticTree | AdaptiveSpeculation | None, BenchSettings]":
+) -> tuple[Llama, DraftHead | None, TreeConfig | StaticTree | AdaptiveSpeculation | None, BenchSettings]:
     """Loads or makes the models."""
-    from eagle_jax.decoding.adaptive import AdaptiveSpeculation
-    from eagle_jax.measurement.bench import BenchSettings
-    from eagle_jax.speculative_config import default_candidates
 
     tree: TreeConfig | StaticTree | AdaptiveSpeculation | None
     if not options.random_weights:
@@ -202,19 +175,13 @@ def prepare(
 
 def make_random(
     options: argparse.Namespace,
-) -> "tuple[Llama, DraftHead | None, TreeConfig | AdaptiveSpeculation | None, tuple[str, str | None]]":
+) -> tuple[Llama, DraftHead | None, TreeConfig | AdaptiveSpeculation | None, tuple[str, str | None]]:
     """A target of a published geometry and an EAGLE-3 head for it, with random weights."""
     if options.model is None:
         raise UsageError("--random-weights needs --model: a published geometry such as 8B, or a config.json")
     if options.draft is not None:
         raise UsageError("--random-weights makes the draft head too: leave --draft out")
     backend = select_device(options.device)
-
-    from eagle_jax.decoding.adaptive import AdaptiveSpeculation
-    from eagle_jax.drafters.tree import TreeConfig
-    from eagle_jax.loading.dtypes import parse_dtype
-    from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry, random_head, random_target
-    from eagle_jax.speculative_config import default_candidates
 
     keep_compiled_programs()
     name, config = find_geometry(options.model)
@@ -233,8 +200,6 @@ def make_random(
 
 def print_report(report: dict[str, Any]) -> None:
     """Prints the report to standard output."""
-    from rich.console import Console
-    from rich.table import Table
 
     settings, speed = report["settings"], report["speed"]
     weights = "random weights" if settings["random_weights"] else "checkpoint"

@@ -2,37 +2,33 @@
 
 import argparse
 import json
-from typing import Any
 
 from eagle_jax.cli import options as shared
+from eagle_jax.cli.options import add_integer, add_switch
 from eagle_jax.cli.runtime import stage
 from eagle_jax.cli.session import UsageError, start
 
+DESCRIPTION = (
+    "Measure how long plain decoding and each chain and tree take a round on this device, for --tree auto. The "
+    "first use does so itself; what was measured is kept in the cache directory and printed here."
+)
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "calibrate",
-        help="measure the rounds that --tree auto chooses from on this device",
-        description="Measure how long plain decoding and each chain and tree take a round on this device, for --tree auto. The "
-        "first use does so itself; what was measured is kept in the cache directory and printed here.",
-        allow_abbrev=False,
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
     shared.add_model_options(parser)
-    parser.add_argument(
-        "--batch", type=shared.integer(1), default=1, metavar="N", help="sequences side by side (default: 1)"
-    )
-    parser.add_argument(
+    add_integer(parser, "--batch", "sequences side by side", default=1)
+    add_integer(
+        parser,
         "--tokens",
-        type=shared.integer(2),
+        "tokens of the longest sequence, prompt and output (default: %(default)s, or --max-model-len)",
         default=2048,
-        metavar="N",
-        help="tokens of the longest sequence, prompt and output (default: %(default)s, or --max-model-len)",
+        least=2,
     )
-    parser.add_argument("--again", action="store_true", help="measure even if that was done before")
-    parser.add_argument("--json", action="store_true", help="print the calibration as JSON")
+    add_switch(parser, "--again", "measure even if that was done before")
+    add_switch(parser, "--json", "print the calibration as JSON")
     shared.add_reporting_options(parser)
-    parser.set_defaults(run=run, tree="auto", num_speculative_tokens=None)
+    parser.set_defaults(tree="auto", num_speculative_tokens=None)
 
 
 def run(options: argparse.Namespace) -> int:

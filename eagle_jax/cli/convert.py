@@ -4,51 +4,40 @@ import argparse
 import dataclasses
 import json
 import sys
-from typing import Any
 
-from eagle_jax.cli.options import integer
+from eagle_jax.cli.options import add, add_head_reading_options, add_integer, add_switch
 from eagle_jax.cli.runtime import select_device
 from eagle_jax.cli.session import find_head
+from eagle_jax.loading import convert_head
+
+DESCRIPTION = (
+    "Write a draft head in EAGLE's format or in that of speculators, from either, as safetensors. The values and "
+    "their dtypes stay as they are."
+)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "convert",
-        help="write a draft head in EAGLE's format or in that of speculators",
-        description="Write a draft head in EAGLE's format or in that of speculators, from either, as safetensors. The values and "
-        "their dtypes stay as they are.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "path", metavar="PATH", help="a folder, a repository of the model hub, or the name of a released head"
-    )
-    parser.add_argument("output", metavar="OUTPUT", help="the folder to be written; it must not exist or be empty")
-    parser.add_argument("--to", required=True, choices=("eagle", "speculators"), help="the format to be written")
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    add(parser, "path", "a folder, a repository of the model hub, or the name of a released head", metavar="PATH")
+    add(parser, "output", "the folder to be written; it must not exist or be empty", metavar="OUTPUT")
+    add(parser, "--to", "the format to be written", required=True, choices=("eagle", "speculators"))
+    add(
+        parser,
         "--verifier",
+        "of speculators: the target that the file shall name (default: the one that the head names, else --target)",
         metavar="NAME",
-        help="of speculators: the target that the file shall name (default: the one that the head names, else --target)",
     )
-    parser.add_argument(
+    add_integer(
+        parser,
         "--num-speculative-tokens",
-        type=integer(1),
-        metavar="N",
-        help="of speculators: the chain that the file shall ask for (default: what the head asks for, else 5)",
+        "of speculators: the chain that the file shall ask for (default: what the head asks for, else 5)",
     )
-    parser.add_argument("--target", metavar="PATH", help="the target, to tell what the head's layer numbers mean")
-    parser.add_argument(
-        "--layer-id-convention",
-        choices=("input", "output"),
-        help="what layer numbers in the head's config.json mean: the state that enters a layer, or that leaves it",
-    )
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
-    parser.set_defaults(run=run)
+    add_head_reading_options(parser)
+    add_switch(parser, "--json", "print what was written as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes the head and says what it wrote."""
-    from eagle_jax.loading import convert_head
 
     select_device("cpu")  # nothing is placed: an accelerator that another process holds must not matter
     done = convert_head(

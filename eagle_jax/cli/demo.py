@@ -6,19 +6,21 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from eagle_jax.cli import options as shared
+from eagle_jax.cli.options import add, add_integer, add_switch
 from eagle_jax.cli.report import metrics_to_json
 from eagle_jax.cli.runtime import counting_compilations, stage
 from eagle_jax.cli.session import Session, UsageError, describe, start, tree_to_json
-
-if TYPE_CHECKING:
-    from eagle_jax.entrypoints.decoder import Decoder
-    from eagle_jax.entrypoints.prompts import Prompt
-    from eagle_jax.metrics import AcceptanceMetrics
-    from eagle_jax.outputs import Delta
-    from eagle_jax.sampling import SamplingParams
+from eagle_jax.entrypoints.decoder import Decoder
+from eagle_jax.entrypoints.prompts import Prompt
+from eagle_jax.metrics import AcceptanceMetrics
+from eagle_jax.outputs import Delta
+from eagle_jax.sampling import SamplingParams
 
 PROMPT = "How does photosynthesis work?"
 
@@ -32,7 +34,7 @@ class Comparison:
     speculative: list[float]
     tokens: int
     """Tokens of the output."""
-    metrics: "AcceptanceMetrics"
+    metrics: AcceptanceMetrics
     """Of the speculative output."""
     same_tokens: bool
     """Whether both outputs are the same."""
@@ -48,29 +50,21 @@ class Comparison:
         return statistics.median(self.speculative) / statistics.median(self.plain)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "demo",
-        help="answer a question with speculative decoding and measure the speed-up",
-        description="Answer a question with speculative decoding while you watch, then decode it again with and without "
-        "speculation and print both speeds, the accepted length and the acceptance at each draft position.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="what to ask (default: %(default)r)")
+DESCRIPTION = (
+    "Answer a question with speculative decoding while you watch, then decode it again with and without "
+    "speculation and print both speeds, the accepted length and the acceptance at each draft position."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    add(parser, "--prompt", "what to ask (default: %(default)r)", default=PROMPT, metavar="TEXT")
     shared.add_model_options(parser)
     shared.add_draft_shape_options(parser)
     shared.add_output_options(parser, max_tokens=128)
-    parser.add_argument(
-        "--repeats",
-        type=shared.integer(1),
-        default=3,
-        metavar="N",
-        help="measured runs of each kind, alternating; their median counts (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the measurements as one JSON object, and no answer")
+    add_integer(parser, "--repeats", "measured runs of each kind, alternating; their median counts", default=3)
+    add_switch(parser, "--json", "print the measurements as one JSON object, and no answer")
     shared.add_reporting_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -109,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def print_answer(prompt: str, deltas: "Iterator[Delta]") -> None:
+def print_answer(prompt: str, deltas: Iterator[Delta]) -> None:
     """Streams the answer to standard output."""
     print(f"\n> {prompt}\n")
     for delta in deltas:
@@ -118,7 +112,7 @@ def print_answer(prompt: str, deltas: "Iterator[Delta]") -> None:
 
 
 def compare(
-    plain: "Decoder", speculative: "Decoder", prompts: "list[Prompt]", options: argparse.Namespace, **compilation: Any
+    plain: Decoder, speculative: Decoder, prompts: list[Prompt], options: argparse.Namespace, **compilation: Any
 ) -> Comparison:
     """Runs both kinds by turns, after one run of each that does not count.
 
@@ -149,8 +143,6 @@ def compare(
 
 def print_table(session: Session, comparison: Comparison) -> None:
     """Prints the comparison to standard output."""
-    from rich.console import Console
-    from rich.table import Table
 
     table = Table(
         title=f"{session.backend}, {session.target.model.dtype}, {describe(session.tree)}", title_justify="left"
@@ -203,7 +195,6 @@ def to_json(session: Session, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _params(options: argparse.Namespace) -> "SamplingParams":
-    from eagle_jax.sampling import SamplingParams
+def _params(options: argparse.Namespace) -> SamplingParams:
 
     return SamplingParams(max_tokens=options.max_tokens, ignore_eos=options.ignore_eos)

@@ -2,76 +2,72 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagle_jax.cli import measure
-from eagle_jax.cli.options import integer, tree_or_auto
+from eagle_jax.cli.expectations import run_tests
+from eagle_jax.cli.options import add, add_integer, add_switch, tree_or_auto
 from eagle_jax.cli.session import UsageError
-
-if TYPE_CHECKING:
-    from eagle_jax.entrypoints.prompts import Prompt
-    from eagle_jax.evaluation import Configuration, Dataset, EvaluationSettings
-    from eagle_jax.evaluation.rows import Row
-    from eagle_jax.evaluation.settings import Shape
+from eagle_jax.decoding.rules import make_rule
+from eagle_jax.drafters.tree import TreeConfig
+from eagle_jax.entrypoints.prompts import Prompt
+from eagle_jax.evaluation import Configuration, Dataset, EvaluationSettings, Report, find_datasets
+from eagle_jax.evaluation.rows import Row
+from eagle_jax.evaluation.settings import Shape, make_configurations
+from eagle_jax.speculative_config import AUTO
 
 DEFAULT_CHAIN = 2
 """As in vLLM's script."""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "eval",
-        help="measure the acceptance of a draft head on evaluation sets",
-        description="Measure how many drafted tokens a target accepts, and how fast it then is. Flags, meaning and the printed "
-        "lines are those of vLLM's spec_decode_offline.py where that has them. Every shape and temperature given is measured.",
-        allow_abbrev=False,
-    )
+DESCRIPTION = (
+    "Measure how many drafted tokens a target accepts, and how fast it then is. Flags, meaning and the printed "
+    "lines are those of vLLM's spec_decode_offline.py where that has them. Every shape and temperature given is measured."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
     measure.add_model_options(parser)
     shapes = parser.add_argument_group("what is drafted")
-    shapes.add_argument(
-        "--num-spec-tokens",
-        "--num-speculative-tokens",
+    add_integer(
+        shapes,
+        "--num-spec-tokens --num-speculative-tokens",
+        "chains of K tokens a round (default: 2, unless --tree is given)",
         dest="num_spec_tokens",
-        type=integer(1),
         nargs="+",
         metavar="K",
-        help="chains of K tokens a round (default: 2, unless --tree is given)",
     )
-    shapes.add_argument(
+    add(
+        shapes,
         "--tree",
-        type=tree_or_auto,
-        nargs="+",
-        metavar="TOTAL,DEPTH,TOP_K",
-        help="trees: nodes with the root, expansions after the first level, children of a node; e.g. 60,7,10. Or auto: "
+        "trees: nodes with the root, expansions after the first level, children of a node; e.g. 60,7,10. Or auto: "
         "plain decoding, a chain or a tree before each round, by what is fastest",
+        nargs="+",
+        type=tree_or_auto,
+        metavar="TOTAL,DEPTH,TOP_K",
     )
-    shapes.add_argument("--plain", action="store_true", help="decode plainly too, which gives the speed-up")
+    add_switch(shapes, "--plain", "decode plainly too, which gives the speed-up")
     measure.add_dataset_options(parser)
-    parser.add_argument(
-        "--turns",
-        type=integer(1),
-        metavar="N",
-        help="turns of each question; later ones see the model's own answers (default: 1)",
-    )
+    add_integer(parser, "--turns", "turns of each question; later ones see the model's own answers (default: 1)")
     measure.add_sampling_options(parser)
-    parser.add_argument("--print-output", action="store_true", help="print every prompt and answer")
+    add_switch(parser, "--print-output", "print every prompt and answer")
     measure.add_report_options(parser)
     test = parser.add_argument_group("regression test")
-    test.add_argument(
+    add(
+        test,
         "--test",
+        "compare with expectations: shipped ones by name, or .json files; without names all of this target and head. Each "
+        "brings its own settings. Exit code 1 if one fails",
         nargs="*",
         metavar="NAME",
-        help="compare with expectations: shipped ones by name, or .json files; without names all of this target and head. Each "
-        "brings its own settings. Exit code 1 if one fails",
     )
-    test.add_argument(
+    add_switch(
+        test,
         "--record",
-        action="store_true",
-        help="with --test: write what is measured into the expectations instead of comparing; a .json file that does not exist "
+        "with --test: write what is measured into the expectations instead of comparing; a .json file that does not exist "
         "is made from the settings given",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,8 +76,6 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--record writes expectations, which --test must name")
     measure.check_report_options(options)
     if options.test is not None:
-        from eagle_jax.cli.eval_test import run_tests
-
         return run_tests(options)
     return run_evaluation(options)
 
@@ -90,19 +84,18 @@ def run_evaluation(options: argparse.Namespace) -> int:
     """An evaluation without expectations."""
     datasets = read_datasets(options)
     read_configurations(options, *read_shapes(options))  # what cannot be measured is an error before anything is loaded
-    models = measure.Models(options, dtype=options.dtype or "auto")
+    models = measure.Models(options)
     return measure_and_report(options, models, datasets, *read_shapes(options))
 
 
 def measure_and_report(
     options: argparse.Namespace,
     models: measure.Models,
-    datasets: "Sequence[Dataset]",
+    datasets: Sequence[Dataset],
     chains: Sequence[int],
-    trees: "Sequence[Shape]",
+    trees: Sequence[Shape],
 ) -> int:
     """Measures, writes and prints; 1 if the time limit came first."""
-    from eagle_jax.evaluation import Report
 
     if options.verbose:
         models.show_template(datasets)
@@ -116,14 +109,13 @@ def measure_and_report(
     return 0 if evaluation.complete else 1
 
 
-def read_datasets(options: argparse.Namespace) -> "list[Dataset]":
+def read_datasets(options: argparse.Namespace) -> list[Dataset]:
     """The prompts that the options name.
 
     Raises:
       UsageError: a number of prompts that cannot be.
       EvaluationError: as `find_datasets`.
     """
-    from eagle_jax.evaluation import find_datasets
 
     count = -1 if options.num_prompts is None else options.num_prompts
     if count != -1 and count < 1:
@@ -135,22 +127,17 @@ def read_datasets(options: argparse.Namespace) -> "list[Dataset]":
     ]
 
 
-def read_shapes(options: argparse.Namespace) -> "tuple[list[int], list[Shape]]":
+def read_shapes(options: argparse.Namespace) -> tuple[list[int], list[Shape]]:
     """Chains, by their lengths, and trees."""
-    from eagle_jax.drafters.tree import TreeConfig
-    from eagle_jax.speculative_config import AUTO
 
     trees: list[Shape] = [TreeConfig(**sizes) if isinstance(sizes, dict) else AUTO for sizes in options.tree or []]
     return options.num_spec_tokens or ([] if trees else [DEFAULT_CHAIN]), trees
 
 
 def read_configurations(
-    options: argparse.Namespace, chains: Sequence[int], trees: "Sequence[Shape]"
-) -> "list[Configuration]":
+    options: argparse.Namespace, chains: Sequence[int], trees: Sequence[Shape]
+) -> list[Configuration]:
     """Every shape at every temperature."""
-    from eagle_jax.decoding.rules import make_rule
-    from eagle_jax.drafters.tree import TreeConfig
-    from eagle_jax.evaluation.settings import make_configurations
 
     shapes: list[Shape] = [*map(TreeConfig.chain, chains), *trees]
     temperatures = options.temp or [0.0]
@@ -158,9 +145,8 @@ def read_configurations(
     return make_configurations(shapes, temperatures, plain=options.plain, rule=rule)
 
 
-def read_settings(options: argparse.Namespace) -> "EvaluationSettings":
+def read_settings(options: argparse.Namespace) -> EvaluationSettings:
     """Everything else."""
-    from eagle_jax.evaluation import EvaluationSettings
 
     given = {
         "turns": options.turns,
@@ -182,7 +168,7 @@ def printer(options: argparse.Namespace, models: measure.Models) -> Any:
     if not options.print_output:
         return None
 
-    def show(row: "Row", prompt: "Prompt") -> None:
+    def show(row: Row, prompt: Prompt) -> None:
         print("-" * 50)
         print(f"prompt: {prompt.token_ids if prompt.text is None else prompt.text}")
         print(f"generated text: {row.token_ids if row.text is None else row.text}")

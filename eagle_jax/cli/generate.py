@@ -4,49 +4,46 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagle_jax.cli import options as shared
+from eagle_jax.cli.options import add, add_switch
 from eagle_jax.cli.report import seed_of, summary, to_json
 from eagle_jax.cli.runtime import stage
 from eagle_jax.cli.session import UsageError, start
-
-if TYPE_CHECKING:
-    from eagle_jax.outputs import RequestOutput
+from eagle_jax.outputs import RequestOutput
+from eagle_jax.sampling import SamplingParams
 
 PROMPT_FORMS = '{"prompt": text}, {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt_token_ids": [...]}'
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "generate",
-        help="continue prompts, with a draft head or plainly",
-        description="Continue prompts. Answers go to standard output, everything else to standard error. A prompt is put into "
-        "the chat template of the model if it has one.",
-        allow_abbrev=False,
-    )
+DESCRIPTION = (
+    "Continue prompts. Answers go to standard output, everything else to standard error. A prompt is put into "
+    "the chat template of the model if it has one."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
     prompts = parser.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt")
-    prompts.add_argument(
+    add(prompts, "prompt", "the prompt", nargs="?", metavar="PROMPT")
+    add(
+        prompts,
         "--prompts-file",
+        f"one prompt a line, or, if its name ends in .jsonl, one object a line: {PROMPT_FORMS}; - reads standard input",
         metavar="FILE",
-        help=f"one prompt a line, or, if its name ends in .jsonl, one object a line: {PROMPT_FORMS}; - reads standard input",
     )
-    parser.add_argument("--no-chat", action="store_true", help="continue the text itself, without a chat template")
+    add_switch(parser, "--no-chat", "continue the text itself, without a chat template")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--stream", action="store_true", help="print the answer while it grows; for one prompt")
-    how.add_argument("--json", action="store_true", help="print outputs, token ids and statistics as one JSON object")
+    add_switch(how, "--stream", "print the answer while it grows; for one prompt")
+    add_switch(how, "--json", "print outputs, token ids and statistics as one JSON object")
     shared.add_model_options(parser)
-    parser.add_argument("--no-draft", action="store_true", help="decode plainly")
+    add_switch(parser, "--no-draft", "decode plainly")
     shared.add_draft_shape_options(parser)
     shared.add_output_options(parser, max_tokens=256)
-    parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end the output at this text; may be given several times"
-    )
+    add(parser, "--stop", "end the output at this text; may be given several times", action="append", metavar="TEXT")
     shared.add_sampling_options(parser)
     shared.add_reporting_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,8 +53,6 @@ def run(options: argparse.Namespace) -> int:
     prompts = [options.prompt] if options.prompts_file is None else read_prompts(options.prompts_file)
     if options.stream and len(prompts) != 1:
         raise UsageError(f"--stream prints one answer, and {options.prompts_file} holds {len(prompts)} prompts")
-
-    from eagle_jax.sampling import SamplingParams
 
     params = SamplingParams(
         max_tokens=options.max_tokens, stop=options.stop, ignore_eos=options.ignore_eos, **shared.sampling(options)
@@ -129,7 +124,7 @@ def _parse_line(where: str, line: str) -> Any:
     return text if text is not None else messages if messages is not None else value
 
 
-def print_outputs(outputs: "list[RequestOutput]") -> None:
+def print_outputs(outputs: list[RequestOutput]) -> None:
     """Prints the answers; of several each under a line with its prompt."""
     for index, output in enumerate(outputs):
         if len(outputs) > 1:

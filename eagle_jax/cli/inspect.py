@@ -5,41 +5,36 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from eagle_jax.cli.options import add, add_head_reading_options, add_switch
 from eagle_jax.cli.runtime import select_device
 from eagle_jax.cli.session import find_head
+from eagle_jax.decoding.attention import AttentionShape
+from eagle_jax.loading import inspect_checkpoint
+from pallas_kernels.backends import Device
+
+DESCRIPTION = (
+    "Say what a checkpoint is, its shapes, what would be used, and why it would not load. No weight is loaded. "
+    "Exit code 1 if it would not load."
+)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "inspect",
-        help="say what a checkpoint is, its shapes, what would be used, and why it would not load",
-        description="Say what a checkpoint is, its shapes, what would be used, and why it would not load. No weight is loaded. "
-        "Exit code 1 if it would not load.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    add(
+        parser,
         "path",
+        "a folder, a .gguf file, a repository of the model hub, or the name of a released head",
         metavar="PATH",
-        help="a folder, a .gguf file, a repository of the model hub, or the name of a released head",
     )
-    parser.add_argument("--target", metavar="PATH", help="of a draft head: the target it is meant for")
-    parser.add_argument(
-        "--layer-id-convention",
-        choices=("input", "output"),
-        help="what layer numbers in the head's config.json mean: the state that enters a layer, or that leaves it",
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(run=run)
+    add_head_reading_options(parser)
+    add_switch(parser, "--json", "print the report as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the report; 1 if the checkpoint would not load."""
-    from eagle_jax.loading import inspect_checkpoint
 
-    select_device(
-        "cpu"
-    )  # sizes are computed, nothing is placed: an accelerator that another process holds must not matter
+    # Sizes are computed, nothing is placed: an accelerator that another process holds must not matter.
+    select_device("cpu")
     report = inspect_checkpoint(
         find_head(options.path), options.target, layer_id_convention=options.layer_id_convention
     )
@@ -55,8 +50,6 @@ def run(options: argparse.Namespace) -> int:
 
 def attention_by_device(geometry: Mapping[str, Any]) -> dict[str, str]:
     """The backend that verifies a usual draft tree with heads of this geometry, by kind of device."""
-    from eagle_jax.decoding.attention import AttentionShape
-    from pallas_kernels.backends import Device
 
     devices = {
         "TPU": (Device("tpu", "TPU v6 lite"), "bfloat16"),

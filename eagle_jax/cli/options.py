@@ -1,4 +1,4 @@
-"""Options that several subcommands share, and what their values mean."""
+"""Options that several subcommands share, what their values mean, and one way to add each kind."""
 
 import argparse
 import math
@@ -7,6 +7,46 @@ from typing import Any
 
 DEVICES = ("cpu", "gpu", "tpu")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+Group = argparse._ActionsContainer  # what parsers and their groups share; argparse has no public name for it
+
+
+def add(group: Group, flags: str, help: str, **keywords: Any) -> None:
+    """Adds an option.
+
+    Args:
+      group: a parser, or a group of one.
+      flags: its names, separated by spaces.
+      help: what it means; a default is appended where it does not speak of one.
+      **keywords: of `ArgumentParser.add_argument`.
+    """
+    if isinstance(keywords.get("default"), int | float | str) and "default" not in help:
+        help = f"{help} (default: %(default)s)".lstrip()
+    group.add_argument(*flags.split(), help=help, **keywords)
+
+
+def add_switch(group: Group, flags: str, help: str) -> None:
+    """Adds an option without a value, False where it is not given."""
+    group.add_argument(*flags.split(), action="store_true", help=help)
+
+
+def add_integer(group: Group, flags: str, help: str, *, least: int = 1, metavar: str = "N", **keywords: Any) -> None:
+    """Adds an option whose value, or each of whose values with `nargs`, is an integer of at least `least`."""
+    add(group, flags, help, type=integer(least), metavar=metavar, **keywords)
+
+
+def add_number(
+    group: Group,
+    flags: str,
+    help: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    metavar: str = "X",
+    **keywords: Any,
+) -> None:
+    """Adds an option whose value, or each of whose values with `nargs`, is a finite number from `least` to `most`."""
+    add(group, flags, help, type=number(least, most), metavar=metavar, **keywords)
 
 
 def integer(least: int) -> Callable[[str], int]:
@@ -19,6 +59,24 @@ def integer(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        return value
+
+    return parse
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """An argparse type: a finite number in a range."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not finite")
+        if not least <= value <= most:
+            bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, got {value:g}")
         return value
 
     return parse
@@ -41,80 +99,70 @@ def tree(text: str) -> dict[str, int]:
     return sizes
 
 
-def number(text: str) -> float:
-    """An argparse type: a finite number; what it may be is checked where it is used."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not finite")
-    return value
-
-
 def tree_or_auto(text: str) -> dict[str, int] | str:
     """An argparse type: "auto", or as `tree`."""
     return text if text == "auto" else tree(text)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """What is loaded, and onto what."""
+def add_model_options(parser: argparse.ArgumentParser) -> Group:
+    """What is loaded, and onto what; gives the group, for more of the kind."""
     group = parser.add_argument_group("models")
-    group.add_argument(
-        "--model",
-        metavar="PATH",
-        help="the target: a folder, a .gguf file or a repository of the model hub (default: SmolLM2-135M-Instruct, with "
+    add(
+        group,
+        "--model --model-dir",
+        "the target: a folder, a .gguf file or a repository of the model hub (default: SmolLM2-135M-Instruct, with "
         "the released head for it)",
-    )
-    group.add_argument(
-        "--draft",
         metavar="PATH",
-        help="the draft head: a folder, a repository, or the name of a released head",
     )
-    group.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="auto",
-        help="auto is float32 on CPU, float16 on GPUs before Ampere, bfloat16 elsewhere",
+    add(
+        group,
+        "--draft --eagle-dir",
+        "the draft head: a folder, a repository, or the name of a released head",
+        metavar="PATH",
     )
-    group.add_argument("--device", choices=DEVICES, help="fail unless there is one (default: what JAX chooses)")
-    group.add_argument(
-        "--max-model-len",
-        type=integer(2),
-        metavar="N",
-        help="bound on prompt and output in tokens (default: what the model is made for)",
-    )
+    text = "auto, the default, is float32 on CPU, float16 on GPUs before Ampere, bfloat16 elsewhere"
+    add(group, "--dtype", text, choices=DTYPES, default="auto")
+    add_device_option(group)
+    text = "bound on prompt and output; longer requests fail or are left out (default: what the model is made for)"
+    add_integer(group, "--max-model-len", text, least=2)
+    return group
+
+
+def add_device_option(group: Group) -> None:
+    """What computes."""
+    add(group, "--device", "fail unless there is one (default: what JAX chooses)", choices=DEVICES)
+
+
+def add_head_reading_options(parser: argparse.ArgumentParser) -> None:
+    """What a head's file leaves open."""
+    add(parser, "--target", "of a draft head: the target it is meant for", metavar="PATH")
+    text = "what layer numbers in the head's config.json mean: the state that enters a layer, or that leaves it"
+    add(parser, "--layer-id-convention", text, choices=("input", "output"))
 
 
 def add_draft_shape_options(parser: argparse.ArgumentParser) -> None:
     """How much is drafted in a round."""
     group = parser.add_argument_group("speculation").add_mutually_exclusive_group()
-    group.add_argument(
+    add_integer(
+        group,
         "--num-speculative-tokens",
-        type=integer(1),
-        metavar="N",
-        help="draft a chain of N tokens a round (default: 3 on CPU, where each row of a forward costs time, else 5)",
+        "draft a chain of N tokens a round (default: 3 on CPU, where each row of a forward costs time, else 5)",
     )
-    group.add_argument(
+    add(
+        group,
         "--tree",
+        "draft a tree: its nodes with the root, expansions after the first level, and children of a node; e.g. 60,7,10. Or "
+        "auto: plain decoding, a chain or a tree before each round, by what is fastest on this device and text",
         type=tree_or_auto,
         metavar="TOTAL,DEPTH,TOP_K",
-        help="draft a tree: its nodes with the root, expansions after the first level, and children of a node; e.g. 60,7,10. Or "
-        "auto: plain decoding, a chain or a tree before each round, by what is fastest on this device and text",
     )
 
 
 def add_output_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
     """Where a text ends."""
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--max-tokens",
-        type=integer(1),
-        default=max_tokens,
-        metavar="N",
-        help="most tokens of an answer (default: %(default)s)",
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens past the end of the answer")
+    add_integer(group, "--max-tokens", "most tokens of an answer", default=max_tokens)
+    add_switch(group, "--ignore-eos", "go on to --max-tokens past the end of the answer")
 
 
 SAMPLING = (
@@ -145,14 +193,12 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "frequency_penalty": "the same, for each time that they occurred",
         "min_tokens": "no end of the answer before so many tokens",
     }
-    for name in SAMPLING:
-        whole = name in ("top_k", "seed", "min_tokens")
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=integer(-(2**63)) if whole else number,
-            metavar="N" if whole else "X",
-            help=helps[name],
-        )
+    for name, text in helps.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in ("top_k", "seed", "min_tokens"):
+            add_integer(group, flag, text, least=-(2**63))
+        else:
+            add_number(group, flag, text)
 
 
 def sampling(options: argparse.Namespace) -> dict[str, Any]:
@@ -165,7 +211,5 @@ def add_reporting_options(parser: argparse.ArgumentParser) -> None:
     """What is said beside the answer, all of it on standard error."""
     group = parser.add_argument_group("reporting")
     loudness = group.add_mutually_exclusive_group()
-    loudness.add_argument(
-        "--verbose", action="store_true", help="also print the rendered prompt and what was decided while loading"
-    )
-    loudness.add_argument("--quiet", action="store_true", help="print nothing on standard error but errors")
+    add_switch(loudness, "--verbose", "also print the rendered prompt and what was decided while loading")
+    add_switch(loudness, "--quiet", "print nothing on standard error but errors")

@@ -7,67 +7,54 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.cli import options as shared
+from eagle_jax.cli.options import add, add_integer, add_switch
 from eagle_jax.cli.runtime import select_device, stage
+from eagle_jax.cli.session import find_head
+from eagle_jax.drafters.tree import TreeConfig
+from eagle_jax.loading.draft import open_draft, plan_draft
+from eagle_jax.loading.draft_reader import TargetShape
+from eagle_jax.loading.hub import resolve
+from eagle_jax.measurement.ahead import ParallelConfig, compile_ahead, topology_devices
+from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry
+
+DESCRIPTION = (
+    "Compile a round of speculative decoding for TPUs that are only named, with libtpu (pip install "
+    "'eagle-jax[tpu]'), and print the memory of each device, whether it fits, and the collectives of a round. No weight is "
+    "loaded. Exit code 1 if it does not fit."
+)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "plan",
-        help="compile a round for a TPU topology without the hardware; memory a chip, whether it fits, collectives",
-        description="Compile a round of speculative decoding for TPUs that are only named, with libtpu (pip install "
-        "'eagle-jax[tpu]'), and print the memory of each device, whether it fits, and the collectives of a round. No weight is "
-        "loaded. Exit code 1 if it does not fit.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    add(
+        parser,
         "--model",
+        "a config.json or the folder of one, or a published geometry: 135M, 1B, 3B, 8B, 70B",
         required=True,
         metavar="CONFIG",
-        help="a config.json or the folder of one, or a published geometry: 135M, 1B, 3B, 8B, 70B",
     )
-    parser.add_argument(
+    add(
+        parser,
         "--draft",
+        "the folder of a draft head (default: an EAGLE-3 head of one layer of the target's width)",
         metavar="CONFIG",
-        help="the folder of a draft head (default: an EAGLE-3 head of one layer of the target's width)",
     )
-    parser.add_argument("--plain", action="store_true", help="plain decoding, without a draft head")
-    parser.add_argument(
+    add_switch(parser, "--plain", "plain decoding, without a draft head")
+    add(
+        parser,
         "--topology",
+        "GENERATION:AxB or GENERATION:AxBxC, e.g. v5e:2x2, v5p:2x2x2, v6e:2x4x1, tpu7x:2x2x1",
         required=True,
         metavar="NAME",
-        help="GENERATION:AxB or GENERATION:AxBxC, e.g. v5e:2x2, v5p:2x2x2, v6e:2x4x1, tpu7x:2x2x1",
     )
-    parser.add_argument(
-        "--tensor-parallel-size",
-        "--tp",
-        type=shared.integer(1),
-        metavar="N",
-        help="devices that share the weights (default: all of the topology)",
-    )
-    parser.add_argument(
-        "--draft-tensor-parallel-size",
-        "--draft-tp",
-        type=shared.integer(1),
-        metavar="N",
-        help="1 or the same (default)",
-    )
-    parser.add_argument(
-        "--data-parallel-size",
-        "--dp",
-        type=shared.integer(1),
-        default=1,
-        metavar="N",
-        help="groups of so many devices (default: 1)",
-    )
+    add_integer(parser, "--tensor-parallel-size --tp", "devices that share the weights (default: all of the topology)")
+    add_integer(parser, "--draft-tensor-parallel-size --draft-tp", "1 or the same (default)")
+    add_integer(parser, "--data-parallel-size --dp", "groups of so many devices", default=1)
     shared.add_draft_shape_options(parser)
-    parser.add_argument("--batch", type=shared.integer(1), default=8, metavar="B", help="sequences (default: 8)")
-    parser.add_argument(
-        "--max-model-len", type=shared.integer(2), default=4096, metavar="N", help="tokens of each (default: 4096)"
-    )
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(run=run)
+    add_integer(parser, "--batch", "sequences", default=8, metavar="B")
+    add_integer(parser, "--max-model-len", "tokens of each", default=4096, least=2)
+    add(parser, "--dtype", "", choices=("bfloat16", "float32"), default="bfloat16")
+    add_switch(parser, "--json", "print the report as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,10 +63,6 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     select_device("cpu")
-
-    from eagle_jax.drafters.tree import TreeConfig
-    from eagle_jax.measurement.ahead import ParallelConfig, compile_ahead, topology_devices
-    from eagle_jax.measurement.geometry import eagle3_head_of, find_geometry
 
     name, target = find_geometry(options.model)
     head, tree = None, None
@@ -140,10 +123,6 @@ def _gib(size: float) -> str:
 
 
 def _head(path: Path, target: Any) -> Any:
-    from eagle_jax.cli.session import find_head
-    from eagle_jax.loading.draft import open_draft, plan_draft
-    from eagle_jax.loading.draft_reader import TargetShape
-    from eagle_jax.loading.hub import resolve
 
     source, config = open_draft(resolve(find_head(str(path))))
     shape = TargetShape(

@@ -2,16 +2,14 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagle_jax.cli.session import Session, tree_to_json
-
-if TYPE_CHECKING:
-    from eagle_jax.metrics import AcceptanceMetrics, Timing
-    from eagle_jax.outputs import RequestOutput
+from eagle_jax.metrics import AcceptanceMetrics, Timing
+from eagle_jax.outputs import RequestOutput
 
 
-def summary(outputs: "list[RequestOutput]", timing: "Timing") -> str:
+def summary(outputs: list[RequestOutput], timing: Timing) -> str:
     """One line about the speed and, where something was drafted, the acceptance."""
     total = total_metrics(outputs)
     speed = f"{timing.output_tokens} tokens, {timing.tokens_per_second:.1f} tokens/s"
@@ -19,20 +17,19 @@ def summary(outputs: "list[RequestOutput]", timing: "Timing") -> str:
     return f"{speed}{acceptance}{seed_of(outputs)}; compiled in {timing.compile_seconds:.1f} s before"
 
 
-def seed_of(outputs: "list[RequestOutput]") -> str:
+def seed_of(outputs: list[RequestOutput]) -> str:
     """The seed of a single output that was sampled, to be said behind something else."""
     seed = outputs[0].outputs[0].seed if len(outputs) == 1 else None
     return "" if seed is None else f", seed {seed}"
 
 
-def total_metrics(outputs: "list[RequestOutput]") -> "AcceptanceMetrics":
+def total_metrics(outputs: list[RequestOutput]) -> AcceptanceMetrics:
     """Of all outputs together."""
-    from eagle_jax.metrics import AcceptanceMetrics
 
     return AcceptanceMetrics.total(output.metrics for output in outputs)
 
 
-def to_json(session: Session, outputs: "list[RequestOutput]", timing: "Timing") -> dict[str, Any]:
+def to_json(session: Session, outputs: list[RequestOutput], timing: Timing) -> dict[str, Any]:
     """The object that `--json` prints."""
     return {
         "model": session.target.name,
@@ -59,7 +56,7 @@ def to_json(session: Session, outputs: "list[RequestOutput]", timing: "Timing") 
     }
 
 
-def metrics_to_json(metrics: "AcceptanceMetrics") -> dict[str, Any]:
+def metrics_to_json(metrics: AcceptanceMetrics) -> dict[str, Any]:
     """Counts and rates; null where there was nothing to divide by."""
     return {
         "rounds": metrics.rounds,
@@ -71,7 +68,7 @@ def metrics_to_json(metrics: "AcceptanceMetrics") -> dict[str, Any]:
     }
 
 
-def timing_to_json(timing: "Timing") -> dict[str, Any]:
+def timing_to_json(timing: Timing) -> dict[str, Any]:
     """Every field and both rates."""
     return {
         **dataclasses.asdict(timing),

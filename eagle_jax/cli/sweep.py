@@ -2,15 +2,12 @@
 
 import argparse
 import itertools
-from typing import TYPE_CHECKING, Any
 
 from eagle_jax.cli import eval as evaluation_command
 from eagle_jax.cli import measure
-from eagle_jax.cli.options import integer
+from eagle_jax.cli.options import add_integer
 from eagle_jax.cli.session import UsageError
-
-if TYPE_CHECKING:
-    from eagle_jax.drafters.tree import TreeConfig
+from eagle_jax.drafters.tree import TreeConfig
 
 CHAINS = {"cpu": (1, 2, 3, 4, 5)}
 TREES: dict[str, tuple[tuple[int, ...], ...]] = {"cpu": ((8, 16), (2, 4), (2, 4))}
@@ -20,38 +17,32 @@ DEFAULT_TREES: tuple[tuple[int, ...], ...] = ((16, 32, 60), (5, 7), (4, 10))
 PROMPTS, OUTPUT_LEN = 16, 128
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "sweep",
-        help="measure many shapes of drafts and recommend one for this device",
-        description="Measure chains and trees of many sizes against plain decoding on the same prompts: tokens a second, "
-        "accepted length, and the setting to use on this device. Every combination of --total-tokens, --depth and --tree-top-k "
-        "that is a tree is measured. Without any shape a few chains and trees that suit the device are.",
-        allow_abbrev=False,
-    )
+DESCRIPTION = (
+    "Measure chains and trees of many sizes against plain decoding on the same prompts: tokens a second, "
+    "accepted length, and the setting to use on this device. Every combination of --total-tokens, --depth and --tree-top-k "
+    "that is a tree is measured. Without any shape a few chains and trees that suit the device are."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
     measure.add_model_options(parser)
     shapes = parser.add_argument_group("what is drafted")
-    shapes.add_argument(
-        "--num-spec-tokens",
-        "--num-speculative-tokens",
+    add_integer(
+        shapes,
+        "--num-spec-tokens --num-speculative-tokens",
+        "chains of K tokens a round",
         dest="num_spec_tokens",
-        type=integer(1),
         nargs="+",
         metavar="K",
-        help="chains of K tokens a round",
     )
-    shapes.add_argument("--total-tokens", type=integer(3), nargs="+", metavar="N", help="nodes of a tree with the root")
-    shapes.add_argument(
-        "--depth", type=integer(1), nargs="+", metavar="D", help="expansions of a tree after the first level"
-    )
-    shapes.add_argument(
-        "--tree-top-k", type=integer(2), nargs="+", metavar="K", help="children of a node; --top-k is of sampling"
-    )
+    add_integer(shapes, "--total-tokens", "nodes of a tree with the root", nargs="+", least=3)
+    add_integer(shapes, "--depth", "expansions of a tree after the first level", nargs="+", metavar="D")
+    add_integer(shapes, "--tree-top-k", "children of a node; --top-k is of sampling", nargs="+", least=2, metavar="K")
     measure.add_dataset_options(parser, prompts=PROMPTS, output_len=OUTPUT_LEN)
     measure.add_sampling_options(parser)
     measure.add_report_options(parser)
-    parser.set_defaults(run=run, plain=True, turns=None, print_output=False)
+    parser.set_defaults(plain=True, turns=None, print_output=False)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,8 +54,7 @@ def run(options: argparse.Namespace) -> int:
         options.output_len = OUTPUT_LEN
     trees = read_trees(options)  # what cannot be a tree is an error before anything is loaded
     datasets = evaluation_command.read_datasets(options)
-    models = measure.Models(options, dtype=options.dtype or "auto")
-    assert models.draft is not None
+    models = measure.Models(options)
     platform, vocabulary = models.backend.platform, models.draft.config.draft_vocab_size
     chains = options.num_spec_tokens or ()
     if not chains and not trees:
@@ -75,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     return evaluation_command.measure_and_report(options, models, datasets, chains, trees)
 
 
-def read_trees(options: argparse.Namespace) -> "list[TreeConfig]":
+def read_trees(options: argparse.Namespace) -> list[TreeConfig]:
     """The trees that the options name.
 
     Raises:
@@ -96,9 +86,8 @@ def read_trees(options: argparse.Namespace) -> "list[TreeConfig]":
     return trees
 
 
-def grid(totals: tuple[int, ...], depths: tuple[int, ...], widths: tuple[int, ...]) -> "list[TreeConfig]":
+def grid(totals: tuple[int, ...], depths: tuple[int, ...], widths: tuple[int, ...]) -> list[TreeConfig]:
     """Every combination that is a tree and whose depth its nodes can reach."""
-    from eagle_jax.drafters.tree import TreeConfig
 
     return [
         TreeConfig(total_tokens=total, depth=depth, top_k=width)

@@ -2,13 +2,16 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
-from typing import Any
 
-from eagle_jax.cli.options import DEVICES, integer
+from eagle_jax.cli import session
+from eagle_jax.cli.options import add, add_device_option, add_integer, add_number, add_switch
 from eagle_jax.cli.runtime import select_device
 from eagle_jax.engine.compilation_cache import keep_compiled_programs
+from eagle_jax.loading import load_target
+from eagle_jax.training.synthesis import DEFAULT_TEMPERATURES, SynthesisConfig, synthesize
 
 DEFAULT_SLOTS_CPU, DEFAULT_SLOTS = 16, 512
 
@@ -21,7 +24,7 @@ def temperatures(text: str) -> tuple[tuple[float, float], ...]:
     """
     try:
         pairs = [tuple(map(float, part.split(":"))) for part in text.split(",")]
-        return tuple((heat, share) for heat, share in pairs)
+        return tuple((temperature, share) for temperature, share in pairs)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not TEMPERATURE:SHARE,...: pairs of numbers, such as 0:0.5,0.8:0.5"
@@ -40,99 +43,71 @@ def part(text: str) -> tuple[int, int]:
     return int(index) - 1, int(count)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "synthesize",
-        help="let a target write the training data of a draft head",
-        description="Let a target answer prompts, and write the conversations to a folder for `eagle-jax train`. Give the same "
-        "command again to go on with one that was interrupted.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--model", required=True, metavar="PATH", help="the target: a folder, a .gguf file or a repository"
-    )
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder of the data")
+DESCRIPTION = (
+    "Let a target answer prompts, and write the conversations to a folder for `eagle-jax train`. Give the same "
+    "command again to go on with one that was interrupted."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    add(parser, "--model", "the target: a folder, a .gguf file or a repository", required=True, metavar="PATH")
+    add(parser, "--output", "folder of the data", required=True, metavar="FOLDER")
     prompts = parser.add_argument_group("prompts")
-    prompts.add_argument(
+    add(
+        prompts,
         "--prompts",
+        '.jsonl or .jsonl.gz files, {"prompt": text} in each line',
         nargs="+",
         default=[],
         metavar="FILE",
-        help='.jsonl or .jsonl.gz files, {"prompt": text} in each line',
     )
-    prompts.add_argument(
-        "--invent",
-        type=integer(0),
-        default=0,
-        metavar="N",
-        help="let the target invent N user turns from its chat template",
-    )
-    prompts.add_argument(
-        "--limit", type=integer(1), metavar="N", help="take only N of all these, or of the part, at random"
-    )
-    prompts.add_argument(
+    add_integer(prompts, "--invent", "let the target invent N user turns from its chat template", default=0, least=0)
+    add_integer(prompts, "--limit", "take only N of all these, or of the part, at random")
+    add(
+        prompts,
         "--evaluation",
+        "refuse prompts that share 13 words in a row with these",
         nargs="+",
         default=[],
         metavar="FILE",
-        help="refuse prompts that share 13 words in a row with these",
     )
-    prompts.add_argument("--drop-overlapping", action="store_true", help="leave such prompts out instead")
-    prompts.add_argument(
-        "--max-prompt-tokens",
-        type=integer(1),
-        default=384,
-        metavar="N",
-        help="leave longer ones out (default: %(default)s)",
-    )
-    prompts.add_argument("--min-prompt-words", type=integer(1), default=2, metavar="N", help="(default: %(default)s)")
+    add_switch(prompts, "--drop-overlapping", "leave such prompts out instead")
+    add_integer(prompts, "--max-prompt-tokens", "leave longer ones out", default=384)
+    add_integer(prompts, "--min-prompt-words", "", default=2)
     answers = parser.add_argument_group("answers")
-    answers.add_argument(
+    add(
+        answers,
         "--temperatures",
+        "temperatures of answers, 0 being greedy, with their shares (default: 0:0.5,0.6:0.15,0.8:0.2,1:0.15)",
         type=temperatures,
         metavar="T:SHARE,...",
-        help="temperatures of answers, 0 being greedy, with their shares (default: 0:0.5,0.6:0.15,0.8:0.2,1:0.15)",
     )
-    answers.add_argument(
-        "--max-new-tokens", type=integer(1), default=512, metavar="N", help="cut longer ones (default: %(default)s)"
-    )
-    answers.add_argument(
-        "--min-answer-tokens",
-        type=integer(1),
-        default=8,
-        metavar="N",
-        help="leave shorter ones out (default: %(default)s)",
-    )
-    answers.add_argument("--seed", type=integer(0), default=0, metavar="N", help="(default: %(default)s)")
+    add_integer(answers, "--max-new-tokens", "cut longer ones", default=512)
+    add_integer(answers, "--min-answer-tokens", "leave shorter ones out", default=8)
+    add_integer(answers, "--seed", "", default=0, least=0)
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--device", choices=DEVICES, help="fail unless there is one (default: what JAX chooses)")
-    machine.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of the target")
-    machine.add_argument(
-        "--slots",
-        type=integer(1),
-        metavar="N",
-        help=f"conversations side by side (default: {DEFAULT_SLOTS}, on CPU {DEFAULT_SLOTS_CPU})",
+    add_device_option(machine)
+    add(machine, "--dtype", "of the target", choices=("auto", "float32", "bfloat16"), default="auto")
+    add_integer(
+        machine, "--slots", f"conversations side by side (default: {DEFAULT_SLOTS}, on CPU {DEFAULT_SLOTS_CPU})"
     )
-    machine.add_argument(
+    add(
+        machine,
         "--part",
-        type=part,
+        "take part I of N alone, so that N processes with a device and a folder each share the work",
         default=(0, 1),
+        type=part,
         metavar="I/N",
-        help="take part I of N alone, so that N processes with a device and a folder each share the work",
     )
-    machine.add_argument("--max-minutes", type=float, metavar="X", help="stop after so long")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--quiet", action="store_true", help="say nothing on standard error")
-    parser.set_defaults(run=run)
+    add_number(machine, "--max-minutes", "stop after so long")
+    add_switch(parser, "--json", "print the result as JSON")
+    add_switch(parser, "--quiet", "say nothing on standard error")
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes data; the exit code is 0 when all prompts are answered and 1 when --max-minutes cut it."""
     backend = select_device(options.device)
-
-    from eagle_jax.loading import load_target
-    from eagle_jax.training.synthesis import DEFAULT_TEMPERATURES, SynthesisConfig, synthesize
 
     config = SynthesisConfig(
         temperatures=options.temperatures or DEFAULT_TEMPERATURES,
@@ -146,10 +121,7 @@ def run(options: argparse.Namespace) -> int:
         part=options.part,
     )
 
-    def say(line: str) -> None:
-        if not options.quiet:
-            print(line, file=sys.stderr, flush=True)
-
+    say = functools.partial(session.say, options)
     keep_compiled_programs()
     target = load_target(options.model, dtype=options.dtype, progress=sys.stderr.isatty() and not options.quiet)
     result = synthesize(

@@ -2,175 +2,106 @@
 
 import argparse
 import dataclasses
+import functools
+import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.cli.options import DEVICES, integer
+from eagle_jax.cli import session
+from eagle_jax.cli.options import add, add_device_option, add_integer, add_number, add_switch
 from eagle_jax.cli.runtime import select_device
 from eagle_jax.cli.session import UsageError
 from eagle_jax.engine.compilation_cache import keep_compiled_programs
+from eagle_jax.loading import load_target
+
+DESCRIPTION = (
+    "Train a draft head. The target is frozen and run in every step. The run is kept in a folder: give the same "
+    "command again to go on with one that was interrupted. Needs pip install 'eagle-jax[train]'."
+)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to what `ArgumentParser.add_subparsers` gave."""
-    parser = commands.add_parser(
-        "train",
-        help="train a draft head for a target",
-        description="Train a draft head. The target is frozen and run in every step. The run is kept in a folder: give the same "
-        "command again to go on with one that was interrupted. Needs pip install 'eagle-jax[train]'.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--model", required=True, metavar="PATH", help="the target: a folder, a .gguf file or a repository"
-    )
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    add(parser, "--model", "the target: a folder, a .gguf file or a repository", required=True, metavar="PATH")
+    add(
+        parser,
         "--data",
+        "folders that `eagle-jax synthesize` wrote, or .jsonl files of chats (`messages`, or `conversations`)",
         required=True,
         nargs="+",
         metavar="PATH",
-        help="folders that `eagle-jax synthesize` wrote, or .jsonl files of chats (`messages`, or `conversations`)",
     )
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder of the run")
+    add(parser, "--output", "folder of the run", required=True, metavar="FOLDER")
     head = parser.add_argument_group("head")
-    head.add_argument(
-        "--method", choices=("eagle3.1", "eagle3", "eagle"), default="eagle3.1", help="(default: %(default)s)"
-    )
-    head.add_argument(
+    add(head, "--method", "", choices=("eagle3.1", "eagle3", "eagle"), default="eagle3.1")
+    add(
+        head,
         "--from-head",
-        metavar="HEAD",
-        help="train this head further: a folder, a released head or a repository; it brings its own shape and draft vocabulary "
+        "train this head further: a folder, a released head or a repository; it brings its own shape and draft vocabulary "
         "(with --method eagle if it is EAGLE-1/2)",
+        metavar="HEAD",
     )
-    head.add_argument(
-        "--draft-vocab-size",
-        type=integer(1),
-        metavar="N",
-        help="draft the N tokens that answers have most (default: all)",
-    )
-    head.add_argument(
+    add_integer(head, "--draft-vocab-size", "draft the N tokens that answers have most (default: all)")
+    add_integer(
+        head,
         "--capture-layers",
-        type=integer(0),
+        "the target's layers whose inputs the head reads (default: EAGLE-3's three)",
         nargs="+",
-        metavar="N",
-        help="the target's layers whose inputs the head reads (default: EAGLE-3's three)",
+        least=0,
     )
-    head.add_argument("--num-hidden-layers", type=integer(1), metavar="N", help="(default: 1)")
-    head.add_argument("--rope-theta", type=float, metavar="X", help="rotary base of the head (default: the target's)")
-    head.add_argument(
-        "--random-lm-head", action="store_true", help="start the output head at random, not from the target's rows"
-    )
+    add_integer(head, "--num-hidden-layers", "(default: 1)")
+    add_number(head, "--rope-theta", "rotary base of the head (default: the target's)")
+    add_switch(head, "--random-lm-head", "start the output head at random, not from the target's rows")
     loss = parser.add_argument_group("loss")
-    loss.add_argument(
-        "--steps", type=integer(1), metavar="K", help="steps of training-time test (default: 7, 1 for eagle)"
-    )
-    loss.add_argument(
-        "--decay", type=float, default=0.8, metavar="X", help="weight of each step to the one before (default: 0.8)"
-    )
-    loss.add_argument(
-        "--loss", choices=("cross_entropy", "lk_hybrid"), default="cross_entropy", help="(default: %(default)s)"
-    )
-    loss.add_argument("--eta", type=float, default=3.0, metavar="X", help="of lk_hybrid (default: %(default)s)")
-    loss.add_argument(
-        "--token-weight", type=float, metavar="X", help="of the loss of tokens (default: 1, 0.1 for eagle)"
-    )
-    loss.add_argument(
-        "--feature-weight", type=float, metavar="X", help="of the loss of features (eagle alone; default: 1)"
-    )
-    loss.add_argument(
-        "--feature-noise", type=float, default=0.0, metavar="X", help="uniform noise on features (default: %(default)s)"
-    )
+    add_integer(loss, "--steps", "steps of training-time test (default: 7, 1 for eagle)", metavar="K")
+    add_number(loss, "--decay", "weight of each step to the one before", default=0.8)
+    add(loss, "--loss", "", choices=("cross_entropy", "lk_hybrid"), default="cross_entropy")
+    add_number(loss, "--eta", "of lk_hybrid", default=3.0)
+    add_number(loss, "--token-weight", "of the loss of tokens (default: 1, 0.1 for eagle)")
+    add_number(loss, "--feature-weight", "of the loss of features (eagle alone; default: 1)")
+    add_number(loss, "--feature-noise", "uniform noise on features", default=0.0)
     course = parser.add_argument_group("course")
     length = course.add_mutually_exclusive_group(required=True)
-    length.add_argument("--epochs", type=float, metavar="X", help="passes over the data")
-    length.add_argument("--train-tokens", type=integer(1), metavar="N", help="tokens of the run, padding included")
-    length.add_argument("--total-steps", type=integer(1), metavar="N", help="steps of the optimiser")
-    course.add_argument(
-        "--sequence-length",
-        type=integer(2),
-        default=1024,
-        metavar="T",
-        help="tokens of a packed row (default: %(default)s)",
-    )
-    course.add_argument(
-        "--batch-rows", type=integer(1), default=32, metavar="B", help="packed rows of a batch (default: %(default)s)"
-    )
-    course.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw", help="(default: %(default)s)")
-    course.add_argument(
-        "--learning-rate", type=float, default=1e-3, metavar="X", help="at its peak (default: %(default)s)"
-    )
-    course.add_argument(
-        "--muon-learning-rate",
-        type=float,
-        default=1e-2,
-        metavar="X",
-        help="of the matrices under muon (default: %(default)s)",
-    )
-    course.add_argument(
-        "--warmup", type=float, default=0.04, metavar="X", help="share of the steps (default: %(default)s)"
-    )
-    course.add_argument("--weight-decay", type=float, default=0.0, metavar="X", help="(default: %(default)s)")
-    course.add_argument(
-        "--clip", type=float, default=1.0, metavar="X", help="norm of the gradient; 0: any (default: %(default)s)"
-    )
-    course.add_argument("--seed", type=integer(0), default=0, metavar="N", help="(default: %(default)s)")
+    add_number(length, "--epochs", "passes over the data")
+    add_integer(length, "--train-tokens", "tokens of the run, padding included")
+    add_integer(length, "--total-steps", "steps of the optimiser")
+    add_integer(course, "--sequence-length", "tokens of a packed row", default=1024, least=2, metavar="T")
+    add_integer(course, "--batch-rows", "packed rows of a batch", default=32, metavar="B")
+    add(course, "--optimizer", "", choices=("adamw", "muon"), default="adamw")
+    add_number(course, "--learning-rate", "at its peak", default=1e-3)
+    add_number(course, "--muon-learning-rate", "of the matrices under muon", default=1e-2)
+    add_number(course, "--warmup", "share of the steps", default=0.04)
+    add_number(course, "--weight-decay", "", default=0.0)
+    add_number(course, "--clip", "norm of the gradient; 0: any", default=1.0)
+    add_integer(course, "--seed", "", default=0, least=0)
     watch = parser.add_argument_group("evaluation")
-    watch.add_argument(
-        "--held-out",
-        type=integer(0),
-        default=200,
-        metavar="N",
-        help="conversations kept for evaluation (default: %(default)s)",
-    )
-    watch.add_argument(
-        "--evaluation-depth", type=integer(1), default=7, metavar="N", help="drafts of a round (default: %(default)s)"
-    )
-    watch.add_argument(
-        "--evaluate-every", type=integer(1), default=500, metavar="N", help="steps (default: %(default)s)"
-    )
-    watch.add_argument(
-        "--patience", type=integer(1), metavar="N", help="stop when the accepted length is no better for N evaluations"
-    )
-    watch.add_argument("--log-every", type=integer(1), default=20, metavar="N", help="steps (default: %(default)s)")
-    watch.add_argument(
-        "--checkpoint-every", type=integer(1), default=1000, metavar="N", help="steps (default: %(default)s)"
-    )
-    watch.add_argument(
-        "--no-tensorboard", action="store_true", help="write no event files; metrics.jsonl has the same numbers"
-    )
-    watch.add_argument("--no-picture", action="store_true", help="draw no course.png at the end")
-    watch.add_argument("--json", action="store_true", help="print the result as JSON")
-    watch.add_argument("--quiet", action="store_true", help="say nothing on standard error")
+    add_integer(watch, "--held-out", "conversations kept for evaluation", default=200, least=0)
+    add_integer(watch, "--evaluation-depth", "drafts of a round", default=7)
+    add_integer(watch, "--evaluate-every", "steps", default=500)
+    add_integer(watch, "--patience", "stop when the accepted length is no better for N evaluations")
+    add_integer(watch, "--log-every", "steps", default=20)
+    add_integer(watch, "--checkpoint-every", "steps", default=1000)
+    add_switch(watch, "--no-tensorboard", "write no event files; metrics.jsonl has the same numbers")
+    add_switch(watch, "--no-picture", "draw no course.png at the end")
+    add_switch(watch, "--json", "print the result as JSON")
+    add_switch(watch, "--quiet", "say nothing on standard error")
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--device", choices=DEVICES, help="fail unless there is one (default: what JAX chooses)")
-    machine.add_argument(
+    add_device_option(machine)
+    add(
+        machine,
         "--dtype",
+        "of the target, and of the head's computation",
         choices=("auto", "float32", "bfloat16"),
         default="auto",
-        help="of the target, and of the head's computation",
     )
-    machine.add_argument(
-        "--data-parallel", type=integer(1), default=1, metavar="N", help="devices that split the batch"
-    )
-    machine.add_argument(
-        "--model-parallel", type=integer(1), default=1, metavar="N", help="devices that split the weights"
-    )
-    machine.add_argument(
-        "--attention", choices=("auto", "xla", "cudnn"), default="auto", help="of the target (default: %(default)s)"
-    )
-    machine.add_argument(
-        "--loss-chunk",
-        type=integer(1),
-        default=4096,
-        metavar="N",
-        help="tokens whose logits are alive at once (default: %(default)s)",
-    )
-    machine.add_argument(
-        "--remat", action="store_true", help="spare memory: compute draft steps again in the backward pass"
-    )
-    machine.add_argument("--max-minutes", type=float, metavar="X", help="write a checkpoint and stop after so long")
-    parser.set_defaults(run=run)
+    add_integer(machine, "--data-parallel", "devices that split the batch", default=1)
+    add_integer(machine, "--model-parallel", "devices that split the weights", default=1)
+    add(machine, "--attention", "of the target", choices=("auto", "xla", "cudnn"), default="auto")
+    add_integer(machine, "--loss-chunk", "tokens whose logits are alive at once", default=4096)
+    add_switch(machine, "--remat", "spare memory: compute draft steps again in the backward pass")
+    add_number(machine, "--max-minutes", "write a checkpoint and stop after so long")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -181,12 +112,11 @@ def run(options: argparse.Namespace) -> int:
     require(needed)
     select_device(options.device)
 
-    from eagle_jax.loading import load_target
     from eagle_jax.training.conversations import read_conversations
     from eagle_jax.training.trainer import train
 
     config = make_config(options)
-    say = _silent if options.quiet else _say
+    say = functools.partial(session.say, options)
     keep_compiled_programs()
     target = load_target(options.model, dtype=options.dtype, progress=sys.stderr.isatty() and not options.quiet)
     conversations = read_conversations(
@@ -291,18 +221,9 @@ def require(modules: list[str]) -> None:
     Raises:
       UsageError: one is not; it says how to get it.
     """
-    import importlib.util
 
     if missing := [name for name in modules if importlib.util.find_spec(name.partition(".")[0]) is None]:
         raise UsageError(
             f"{', '.join(missing)} is not installed: pip install 'eagle-jax[train]' (without tensorboardX: --no-tensorboard, "
             "without matplotlib: --no-picture)"
         )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _silent(line: str) -> None:
-    pass

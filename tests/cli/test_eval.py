@@ -1,12 +1,13 @@
 """`eagle-jax eval`: what it prints and writes, several turns, resuming, and regression tests."""
 
+import argparse
 import json
 import sys
 
 import pytest
 
 from eagle_jax import load_target
-from eagle_jax.cli.eval import add_parser
+from eagle_jax.cli.eval import add_options
 
 SHAPES = ("--num-spec-tokens", "3", "--tree", "8,2,3")
 SMALL = ("--output-len", "12", "--ignore-eos")
@@ -228,11 +229,9 @@ def test_a_target_without_a_head_cannot_be_measured(command, chat_model):
 
 
 def test_the_flags_of_vllms_script_are_there():
-    import argparse
-
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    text = parser._subparsers._group_actions[0].choices["eval"].format_help()
+    add_options(parser)
+    text = parser.format_help()
     for flag in (
         "--method", "--model-dir", "--eagle-dir", "--num-spec-tokens", "--tp", "--dataset-name", "--dataset-path",
         "--num-prompts", "--temp", "--top-p", "--top-k", "--output-len", "--max-model-len", "--max-num-seqs", "--print-output",

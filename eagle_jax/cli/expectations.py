@@ -5,14 +5,25 @@ import copy
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import jax
+
+from eagle_jax import __version__
 from eagle_jax.cli import eval as evaluation_command
 from eagle_jax.cli import measure
 from eagle_jax.cli.session import DEFAULT_HEAD, UsageError
-
-if TYPE_CHECKING:
-    from eagle_jax.evaluation.expectations import Check, Expectation
+from eagle_jax.evaluation import Report
+from eagle_jax.evaluation.expectations import (
+    SETTINGS,
+    Check,
+    Expectation,
+    check_models,
+    check_settings_given,
+    compare,
+    find_expectation,
+    record,
+    shipped_expectations,
+)
 
 _SAVED_SETTINGS = ("num_prompts", "output_len", "turns")
 
@@ -20,7 +31,7 @@ _SAVED_SETTINGS = ("num_prompts", "output_len", "turns")
 @dataclasses.dataclass(frozen=True)
 class _Outcome:
     name: str
-    checks: "list[Check]"
+    checks: list[Check]
     file: Path | None
     """Where it was recorded."""
 
@@ -31,7 +42,6 @@ class _Outcome:
 
 def run_tests(options: argparse.Namespace) -> int:
     """Runs, or records, every expectation asked for; 1 if one fails."""
-    import jax
 
     outcomes = []
     found = _find(options)
@@ -60,18 +70,12 @@ def run_tests(options: argparse.Namespace) -> int:
     return 0 if all(outcome.passed for outcome in outcomes) else 1
 
 
-def _find(options: argparse.Namespace) -> "list[tuple[Expectation | None, Path]]":
+def _find(options: argparse.Namespace) -> list[tuple[Expectation | None, Path]]:
     """The expectations to run, and their files.
 
     Raises:
       UsageError: there is none, or one does not go with the other options.
     """
-    from eagle_jax.evaluation.expectations import (
-        SETTINGS,
-        check_settings_given,
-        find_expectation,
-        shipped_expectations,
-    )
 
     if options.test:
         found = [find_expectation(name) for name in options.test]
@@ -113,7 +117,7 @@ def _find(options: argparse.Namespace) -> "list[tuple[Expectation | None, Path]]
     return found
 
 
-def _with_settings(options: argparse.Namespace, expectation: "Expectation") -> argparse.Namespace:
+def _with_settings(options: argparse.Namespace, expectation: Expectation) -> argparse.Namespace:
     """The options with the settings of an expectation in them."""
     chosen = copy.copy(options)
     for name, value in expectation.settings.items():
@@ -126,19 +130,14 @@ def _with_settings(options: argparse.Namespace, expectation: "Expectation") -> a
     return chosen
 
 
-def _run_one(expectation: "Expectation | None", path: Path, options: argparse.Namespace) -> _Outcome | None:
+def _run_one(expectation: Expectation | None, path: Path, options: argparse.Namespace) -> _Outcome | None:
     """One expectation; None if the time limit came first."""
-    from eagle_jax.evaluation import Report
-    from eagle_jax.evaluation.expectations import check_models, compare, record
 
     datasets = evaluation_command.read_datasets(options)
     configurations = evaluation_command.read_configurations(options, *evaluation_command.read_shapes(options))
     if len(configurations) > 1:
         raise UsageError("an expectation is about one shape at one temperature")
-    models = measure.Models(
-        options, dtype=options.dtype or "auto", pinned=expectation is not None and expectation.packaged_target
-    )
-    assert models.draft is not None
+    models = measure.Models(options, packaged=expectation is not None and expectation.packaged_target)
     if expectation is not None and not options.record:
         check_models(expectation, models.target, models.draft)
     evaluation = measure.measure(
@@ -174,7 +173,6 @@ def _run_one(expectation: "Expectation | None", path: Path, options: argparse.Na
 
 
 def _version() -> str:
-    from eagle_jax import __version__
 
     return __version__
 
