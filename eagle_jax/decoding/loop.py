@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import PartitionSpec
 
 from eagle_jax.decoding.adaptive import UNDECIDED, AdaptiveSpeculation, AdaptiveState
@@ -31,9 +32,14 @@ def specs(plan: Plan, weights: Weights) -> tuple[Weights, DecodeState]:
     own = plan.drafter_module(weights)
     draft = None if weights.draft is None else jax.tree.map(lambda _: PartitionSpec(), weights.draft)
     if own is not None:
-        draft = parameter_specs(own, rules_for(drafter.shards))
-    split = Weights(parameter_specs(target, rules_for(target.shards)), draft)
-    return split, state_specs(state, target.shards, drafter.specs(state.draft))
+        draft = _flat_specs(own, drafter.shards)
+    return Weights(_flat_specs(target, target.shards), draft), state_specs(
+        state, target.shards, drafter.specs(state.draft)
+    )
+
+
+def _flat_specs(module: nnx.Module, shards: int) -> tuple[PartitionSpec, ...]:
+    return tuple(jax.tree.leaves(parameter_specs(module, rules_for(shards))))
 
 
 def state_shapes(plan: Plan, weights: Weights) -> DecodeState:
@@ -191,7 +197,7 @@ def decode(
     Args:
       plan: the configuration; with several groups of devices each decodes its own slots, and runs its own number of rounds.
       weights: parameters.
-      state: consumed.
+      state: consumed; `DecodeState.of_mode` of it is enough, and comes back.
       active: slots whose requests are still wanted, bool `[B]`; the others are frozen.
       max_rounds: return after so many rounds at the latest, int32 scalar.
       max_ended: return as soon as so many slots have ended that ran at the start, int32 scalar (so that they can be refilled).
@@ -199,13 +205,17 @@ def decode(
     Returns:
       The new state and what the host reads of it.
     """
-    body = functools.partial(_decode, plan)
-    if plan.mesh is None:
-        return body(weights, state, active, max_rounds, max_ended)
-    weights_in, state_in = specs(plan, weights)
-    whole, report_out = PartitionSpec(), PartitionSpec(DATA)
-    run = spread(body, plan.mesh, (weights_in, state_in, whole, whole, whole), (state_in, report_out))
-    return run(weights, state, active, max_rounds, max_ended)
+    whole, body = state, functools.partial(_decode, plan)
+    run: Callable[..., tuple[DecodeState, Report]] = body
+    state = state.of_mode(plan.mode, plan.processed_logprobs)
+    if plan.mesh is not None:
+        weights_in, state_in = specs(plan, weights)
+        state_in = state_in.of_mode(plan.mode, plan.processed_logprobs)
+        replicated, report_out = PartitionSpec(), PartitionSpec(DATA)
+        steering = (replicated, replicated, replicated)
+        run = spread(body, plan.mesh, (weights_in, state_in, *steering), (state_in, report_out))
+    new, report = run(weights, state, active, max_rounds, max_ended)
+    return new.with_rest_of(whole), report
 
 
 def _decode(
@@ -222,9 +232,6 @@ def _decode(
         active = own_group(jnp.reshape(active, (plan.groups, plan.group_slots)), plan.mesh)
     state = dataclasses.replace(state, finish=jnp.where(active | ~state.running, state.finish, LENGTH))
     running_before = jnp.sum(state.running)
-    kept = state.sampling
-    assert kept is not None
-    state = dataclasses.replace(state, sampling=kept.of_mode(plan.mode, plan.processed_logprobs))
 
     def go_on(state: DecodeState, rounds: jax.Array) -> jax.Array:
         running = jnp.sum(state.running)
@@ -246,4 +253,4 @@ def _decode(
             return decode_round(target, drafter, state, plan.rule)[0], rounds + 1
 
         state, _ = jax.lax.while_loop(lambda carry: go_on(*carry), body, start)
-    return reported(plan, dataclasses.replace(state, sampling=kept.after(state.sampling)))
+    return reported(plan, state)

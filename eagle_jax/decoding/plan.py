@@ -15,6 +15,7 @@ from eagle_jax.drafters.base import Drafter
 from eagle_jax.drafters.registry import DrafterSpec, build_drafter
 from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.models.llama import Llama
+from eagle_jax.models.module_def import ModuleDef
 from eagle_jax.parallel.mesh import data_groups
 from eagle_jax.sampling.params import SamplingMode
 
@@ -25,25 +26,16 @@ class Weights:
     """Parameters of target and drafter. Arguments of every program, never constants in it."""
 
     target: Any
-    """As `split` gives them."""
+    """As `ModuleDef.split` gives them."""
     draft: Any
-    """As `split` gives those of the drafter's module, or any pytree of arrays that the drafter understands; None without one."""
-
-
-def split(module: nnx.Module) -> tuple[nnx.GraphDef, Any]:
-    """A module's structure, and its parameters as dictionaries of arrays.
-
-    `nnx.split` gives a state of variables, which takes four times as long to take apart; that happens before every dispatch.
-    """
-    graph, state = nnx.split(module)
-    return graph, nnx.to_pure_dict(state)
+    """The same of the drafter's module, or any pytree of arrays that the drafter understands; None without one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything static about a decoding configuration. Equal plans share their compiled programs."""
 
-    target_def: nnx.GraphDef
+    target_def: ModuleDef[Llama]
     """Structure and configuration of the target module."""
     drafter: DrafterSpec | None
     """What drafts; None decodes plainly."""
@@ -109,7 +101,7 @@ class Plan:
 
     def modules(self, weights: Weights) -> tuple[Llama, Drafter]:
         """The target and the drafter around given weights; of several trees the drafter grows the deepest."""
-        target = nnx.merge(self.target_def, weights.target)
+        target = self.target_def.merge(weights.target)
         if self.shape_invariant and target.shards > 1:
             target.sum_in_order()
         deepest = self.tree.deepest if isinstance(self.tree, AdaptiveSpeculation) else self.tree
@@ -119,8 +111,7 @@ class Plan:
         """The module that the drafter runs, if it is one."""
         if self.drafter is None or self.drafter.module is None:
             return None
-        module: nnx.Module = nnx.merge(self.drafter.module, weights.draft)
-        return module
+        return self.drafter.module.merge(weights.draft)
 
     def drafter_of(self, tree: TreeConfig | StaticTree | None, target: Llama, weights: Weights) -> Drafter:
         """The drafter that grows trees of one shape, or none."""

@@ -140,10 +140,13 @@ class SamplingState:
         return dataclasses.replace(self, settings=settings, history=None, log_probs=None)
 
     def after(self, rounds: "SamplingState | None") -> "SamplingState":
-        """The whole again, after rounds on a part of it; below `SamplingMode.FULL` they change nothing."""
-        if rounds is None or rounds.history is None:
+        """The whole again, after rounds on a part of it. They may have consumed its arrays, also where they changed nothing."""
+        if rounds is None:
             return self
-        return dataclasses.replace(rounds, processed_logprobs=False)
+        if rounds.history is None:
+            settings = dataclasses.replace(rounds.settings, controls=self.settings.controls)
+            return dataclasses.replace(self, settings=settings)
+        return dataclasses.replace(rounds, processed_logprobs=self.processed_logprobs)
 
     def start(self, slot: jax.Array, settings: SlotSettings | None) -> "SamplingState":
         """Gives a slot the settings of a request; None is greedy."""

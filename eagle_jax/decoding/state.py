@@ -9,6 +9,7 @@ from eagle_jax.decoding.adaptive import MAX_CANDIDATES, AdaptiveState
 from eagle_jax.decoding.sampling_state import SamplingState
 from eagle_jax.drafters.base import DraftView, Memory
 from eagle_jax.models.cache import KVCache
+from eagle_jax.sampling.params import SamplingMode
 
 RUNNING, STOPPED, LENGTH = 0, 1, 2
 """Values of `DecodeState.finish`: still running; a stop id was emitted; the budget or the context is used up."""
@@ -88,6 +89,18 @@ class DecodeState:
     def running(self) -> jax.Array:
         """bool `[B]`."""
         return self.finish == RUNNING
+
+    def of_mode(self, mode: SamplingMode, processed_logprobs: bool) -> "DecodeState":
+        """What rounds of a mode read and write; see `SamplingState.of_mode`."""
+        if self.sampling is None:
+            return self
+        return dataclasses.replace(self, sampling=self.sampling.of_mode(mode, processed_logprobs))
+
+    def with_rest_of(self, whole: "DecodeState") -> "DecodeState":
+        """The whole after rounds on what `of_mode` took of it."""
+        if whole.sampling is None:
+            return self
+        return dataclasses.replace(self, sampling=whole.sampling.after(self.sampling))
 
     @property
     def view(self) -> DraftView:

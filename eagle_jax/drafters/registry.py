@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from flax import nnx
-
 from eagle_jax.drafters.base import Drafter, Drafts
 from eagle_jax.drafters.eagle import EagleDrafter
 from eagle_jax.drafters.plain import PlainDrafter
 from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.models.llama import Llama
+from eagle_jax.models.module_def import ModuleDef
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +18,7 @@ class DrafterSpec:
 
     method: str
     """Under which it is registered."""
-    module: nnx.GraphDef | None = None
+    module: ModuleDef[Any] | None = None
     """Structure of the module that it runs, whose parameters are `Weights.draft`; None where these are a plain pytree."""
 
 
@@ -61,7 +60,7 @@ def _eagle(
     assert spec.module is not None
     if drafts is Drafts.SAMPLED and isinstance(tree, TreeConfig):  # a chain: the distributions are kept level by level
         tree = StaticTree.from_paths([[0] * depth for depth in range(1, tree.total_tokens)])
-    return EagleDrafter(nnx.merge(spec.module, weights), target, drafts=drafts, tree=tree, due_rows=due_rows)
+    return EagleDrafter(spec.module.merge(weights), target, drafts=drafts, tree=tree, due_rows=due_rows)
 
 
 _BUILDERS: dict[str, Builder] = {"eagle": _eagle, "eagle3": _eagle}

@@ -185,7 +185,7 @@ def _run(
     state = dataclasses.replace(state, adaptive=dataclasses.replace(state.adaptive, costs=costs))
     # However many drafts are accepted, no slot may end before the last round.
     most = max(1, (plan.max_length - length - 1) // (speculation.depths[candidate] + 1))
-    return run_rounds(programs, mode, state, min(rounds, most))
+    return run_rounds(programs, mode, state, min(rounds, most))[1]
 
 
 @functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
@@ -202,15 +202,17 @@ def at_length(plan: Plan, weights: Weights, state: DecodeState, length: jax.Arra
     )
 
 
-def run_rounds(programs: Programs, mode: SamplingMode, state: DecodeState, rounds: int) -> tuple[float, int]:
-    """Seconds of one dispatch for all slots of a state, which is consumed, and the rounds it had: fewer than asked for if the
-    report was full before."""
+def run_rounds(
+    programs: Programs, mode: SamplingMode, state: DecodeState, rounds: int
+) -> tuple[DecodeState, tuple[float, int]]:
+    """The state after one dispatch for all slots, its seconds, and the rounds it had: fewer than asked for if the report was full
+    before."""
     jax.block_until_ready(state)
     start = time.perf_counter()
-    _, report = programs.decode(state, range(programs.plan.slots), mode, rounds=rounds, max_ended=UNBOUNDED)
+    state, report = programs.decode(state, range(programs.plan.slots), mode, rounds=rounds, max_ended=UNBOUNDED)
     jax.block_until_ready(report)
     seconds = time.perf_counter() - start
-    return seconds, max(len(slot.round_lengths) for slot in programs.read(report).values())
+    return state, (seconds, max(len(slot.round_lengths) for slot in programs.read(report).values()))
 
 
 def step_seconds(long: tuple[float, int], short: tuple[float, int]) -> float:

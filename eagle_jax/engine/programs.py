@@ -15,7 +15,7 @@ from eagle_jax.decoding.attention import AttentionShape
 from eagle_jax.decoding.compiler import compile_for_device
 from eagle_jax.decoding.loop import decode, init_state, prefill, state_shapes
 from eagle_jax.decoding.placement import everywhere
-from eagle_jax.decoding.plan import Plan, Weights, split
+from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.prefill import PromptChunk
 from eagle_jax.decoding.report import Report, SlotReport
 from eagle_jax.decoding.rules import SEEDED
@@ -26,6 +26,7 @@ from eagle_jax.engine.request import Request
 from eagle_jax.engine.scheduler import Chunk, Running
 from eagle_jax.models.heads import DraftHead
 from eagle_jax.models.llama import Llama
+from eagle_jax.models.module_def import ModuleDef
 from eagle_jax.parallel.mesh import check_mesh, data_groups, model_shards, replicate, replicated
 from eagle_jax.sampling.params import SamplingMode
 from eagle_jax.sampling.settings import SlotSettings
@@ -75,8 +76,8 @@ class Programs:
             raise ValueError(
                 f"tree top_k {config.tree.top_k} exceeds the head's vocabulary of {head.config.draft_vocab_size}"
             )
-        target_def, target_weights = split(target)
-        draft_def, draft_weights = split(draft) if isinstance(draft, nnx.Module) else (None, draft)
+        target_def, target_weights = ModuleDef.split(target)
+        draft_def, draft_weights = ModuleDef.split(draft) if isinstance(draft, nnx.Module) else (None, draft)
         self.config, self._mesh = config, mesh
         self.plan = Plan(
             target_def=target_def,
@@ -145,8 +146,10 @@ class Programs:
         active = np.zeros((self.plan.slots,), bool)
         active[list(slots)] = True
         steering = [self._send(value) for value in (active, np.int32(rounds), np.int32(max_ended))]
-        new, report = self._program("decode", mode).program(self.weights, state, *steering)
-        return new, self._on_its_way(report)
+        # What the mode does not touch stays here: each array that a program takes and gives costs the host microseconds.
+        given = state.of_mode(mode, self.of_mode(mode).processed_logprobs)
+        new, report = self._program("decode", mode).program(self.weights, given, *steering)
+        return new.with_rest_of(state), self._on_its_way(report)
 
     def _on_its_way(self, report: Report) -> Report:
         if jax.process_count() > 1 and self._mesh is not None:
@@ -234,6 +237,7 @@ class Programs:
             chunk = self._stacked([example] * groups, [False] * groups)
             lowered = prefill.lower(plan, self.weights, state, everywhere(chunk, plan.mesh))
         else:
+            state = state.of_mode(mode, plan.processed_logprobs)
             steering = (np.ones((plan.slots,), bool), np.int32(1), np.int32(1))
             lowered = decode.lower(plan, self.weights, state, *everywhere(steering, plan.mesh))
         return compile_for_device(lowered, self.device)

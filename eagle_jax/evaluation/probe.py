@@ -8,12 +8,13 @@ import jax
 import numpy as np
 
 from eagle_jax.decoding.loop import init_state
-from eagle_jax.decoding.plan import Plan, Weights, split
+from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.drafters.tree import TreeConfig
 from eagle_jax.engine.config import EngineConfig
 from eagle_jax.engine.programs import Programs
 from eagle_jax.loading import Draft, Target
+from eagle_jax.models.module_def import ModuleDef
 
 _MULTIPLE = 64
 """Texts are padded to a multiple of so many tokens."""
@@ -50,7 +51,7 @@ def draft_chains(
     room = size + num_speculative_tokens + 2
     config = EngineConfig(tree=tree, max_num_seqs=1, max_model_len=room, prefill_chunk=size)
     plan = Programs(target.model, draft.head, config).plan
-    weights = Weights(split(target.model)[1], split(draft.head)[1])
+    weights = Weights(ModuleDef.split(target.model)[1], ModuleDef.split(draft.head)[1])
     found = []
     for length in lengths:
         tokens, scores = jax.device_get(_draft(plan, weights, whole_prompt(plan, text[:length])))

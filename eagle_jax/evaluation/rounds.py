@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from eagle_jax.decoding.loop import init_state
-from eagle_jax.decoding.plan import Plan, Weights, split
+from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.decoding.prefill import PromptChunk, prefill_chunk
 from eagle_jax.decoding.round import decode_round
 from eagle_jax.decoding.state import DecodeState
@@ -19,6 +19,7 @@ from eagle_jax.engine.programs import Programs
 from eagle_jax.entrypoints.prompts import PromptReader
 from eagle_jax.evaluation.probe import whole_prompt
 from eagle_jax.loading import Draft, Target
+from eagle_jax.models.module_def import ModuleDef
 from eagle_jax.speculative_config import TreeArgument, default_tree, tree_config
 
 _MULTIPLE = 64
@@ -91,7 +92,7 @@ def trace_rounds(
     room = size + (shape.max_depth + 1) * (rounds + 1)
     config = EngineConfig(tree=shape, max_num_seqs=1, max_model_len=room, prefill_chunk=size)
     plan = Programs(target.model, draft.head, config).plan
-    weights = Weights(split(target.model)[1], split(draft.head)[1])
+    weights = Weights(ModuleDef.split(target.model)[1], ModuleDef.split(draft.head)[1])
     chunk = dataclasses.replace(whole_prompt(plan, ids), stop_ids=_stop_ids(plan, target.config.eos_token_ids))
     state = _begin(plan, weights, chunk)
     traced: list[TracedRound] = []

@@ -12,10 +12,11 @@ from flax import nnx
 
 from eagle_jax.decoding.loop import decode, specs, state_shapes
 from eagle_jax.decoding.placement import everywhere, placed
-from eagle_jax.decoding.plan import Plan, Weights, split
+from eagle_jax.decoding.plan import Plan, Weights
 from eagle_jax.drafters.registry import DrafterSpec
 from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.models import DraftConfig, Llama, LlamaConfig, make_head
+from eagle_jax.models.module_def import ModuleDef
 from eagle_jax.parallel.counting import count_collectives
 from eagle_jax.parallel.mesh import make_mesh
 from eagle_jax.parallel.partition import check_divisible
@@ -94,13 +95,13 @@ def compile_ahead(
     dtype = jnp.dtype(parallel.dtype)
     if head is not None and draft_shards < shards:
         head = dataclasses.replace(head, own_embedding=True, own_lm_head=True)  # as `load_draft` copies them
-    target_def, target_state = split(
+    target_def, target_state = ModuleDef.split(
         nnx.eval_shape(lambda: Llama(target, dtype=dtype, rngs=nnx.Rngs(0), shards=shards))
     )
     head_def, head_state = None, None
     if head is not None:
         made = head
-        head_def, head_state = split(
+        head_def, head_state = ModuleDef.split(
             nnx.eval_shape(lambda: make_head(made, dtype=dtype, rngs=nnx.Rngs(0), shards=draft_shards))
         )
     plan = Plan(

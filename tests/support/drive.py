@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.experimental import io_callback
 from jax.sharding import Mesh
 
@@ -25,16 +24,17 @@ from eagle_jax.engine.core import EngineCore
 from eagle_jax.engine.outputs import OutputProcessor
 from eagle_jax.engine.request import Request
 from eagle_jax.models import DraftHead, Eagle3Head, Llama
+from eagle_jax.models.module_def import ModuleDef
 from eagle_jax.outputs import Delta, RequestOutput
 from eagle_jax.sampling import SamplingMode, SamplingParams
 
 
 def make_plan(target: Llama, head: Eagle3Head | None, tree: TreeConfig | None, **settings: Any) -> tuple[Plan, Weights]:
     """The plan of a configuration and the weights to run it with."""
-    target_def, target_state = nnx.split(target)
+    target_def, target_state = ModuleDef.split(target)
     if head is None:
         return Plan(target_def=target_def, drafter=None, tree=tree, **settings), Weights(target_state, None)
-    head_def, head_state = nnx.split(head)
+    head_def, head_state = ModuleDef.split(head)
     spec = DrafterSpec(head.config.method, head_def)
     return Plan(target_def=target_def, drafter=spec, tree=tree, **settings), Weights(target_state, head_state)
 

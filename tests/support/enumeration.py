@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from flax import nnx
 from scipy import stats
 from transformers import (
     LogitsProcessorList,
@@ -34,6 +33,7 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafters.registry import DrafterSpec
 from eagle_jax.drafters.tree import StaticTree, TreeConfig
 from eagle_jax.models import CacheContext, Eagle3Head, Llama
+from eagle_jax.models.module_def import ModuleDef
 from eagle_jax.sampling import SamplingMode
 from eagle_jax.sampling.settings import SlotSettings
 from support.drive import prompt_chunks
@@ -131,8 +131,8 @@ def make_plan(
     tree: TreeConfig | StaticTree | None, rule: Rule, missing: int | None, mode: SamplingMode
 ) -> tuple[SmallPlan, Weights]:
     """The plan of a configuration and its weights."""
-    target_def, target_state = nnx.split(target())
-    head_def, head_state = (None, None) if tree is None else nnx.split(head(missing))
+    target_def, target_state = ModuleDef.split(target())
+    head_def, head_state = (None, None) if tree is None else ModuleDef.split(head(missing))
     plan = SmallPlan(
         target_def=target_def, drafter=None if tree is None else DrafterSpec("eagle3", head_def), tree=tree,
         slots=1, max_length=15, prefill_chunk=4, rule=rule, mode=mode,

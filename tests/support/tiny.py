@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from eagle_jax.models import DraftConfig, DraftHead, Eagle3Head, EagleHead, Llama, LlamaConfig
+from eagle_jax.models.module_def import ModuleDef
 
 
 def llama_config(**changes: Any) -> LlamaConfig:
@@ -79,8 +80,8 @@ def random_head(config: DraftConfig, seed: int, *, dtype: Any = jnp.float32, gai
 
 
 def abstract_state(module_type: type, config: Any, dtype: Any) -> tuple[Any, Any]:
-    """Graph definition and shapes of a module; no memory is taken."""
-    return _abstract(module_type, config, dtype)
+    """Definition and parameters' shapes of a module, as plans and weights hold them; no memory is taken."""
+    return ModuleDef.split(nnx.eval_shape(lambda: module_type(config, dtype=dtype, rngs=nnx.Rngs(0))))
 
 
 def place(tree: Any, sharding: Any) -> Any:
