@@ -7,7 +7,7 @@ here is imported when it is first used: `import eagle_jax` alone loads no model 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what `__getattr__` finds, for those who read types
     from eagle_jax.drafters.tree import StaticTree as StaticTree
     from eagle_jax.drafters.tree import TreeConfig as TreeConfig
     from eagle_jax.engine.memory import InsufficientMemoryError as InsufficientMemoryError

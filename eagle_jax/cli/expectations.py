@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 
 from eagle_jax import __version__
-from eagle_jax.cli import eval as evaluation_command
 from eagle_jax.cli import measure
 from eagle_jax.cli.session import DEFAULT_HEAD, UsageError
 from eagle_jax.evaluation import Report
@@ -25,6 +24,16 @@ from eagle_jax.evaluation.expectations import (
     shipped_expectations,
 )
 
+_NOT_WITH_TESTS = [
+    "plain",
+    "category",
+    "ignore_eos",
+    "rejection_sample_method",
+    "draft_sample_method",
+    "top_p",
+    "seed",
+    "tp",
+]
 _SAVED_SETTINGS = ("num_prompts", "output_len", "turns")
 
 
@@ -100,16 +109,7 @@ def _find(options: argparse.Namespace) -> list[tuple[Expectation | None, Path]]:
                     f"expectation {expectation.name} is about {expectation.target} with {expectation.draft}, not about "
                     f"{options.model or expectation.target} with {options.draft or expectation.draft}"
                 )
-    for name in (
-        "plain",
-        "category",
-        "ignore_eos",
-        "rejection_sample_method",
-        "draft_sample_method",
-        "top_p",
-        "seed",
-        "tp",
-    ):
+    for name in _NOT_WITH_TESTS:
         if name == "tp" and options.tp == 1:
             continue
         if getattr(options, name) not in (None, False, []):
@@ -133,21 +133,14 @@ def _with_settings(options: argparse.Namespace, expectation: Expectation) -> arg
 def _run_one(expectation: Expectation | None, path: Path, options: argparse.Namespace) -> _Outcome | None:
     """One expectation; None if the time limit came first."""
 
-    datasets = evaluation_command.read_datasets(options)
-    configurations = evaluation_command.read_configurations(options, *evaluation_command.read_shapes(options))
+    datasets = measure.read_datasets(options)
+    configurations = measure.read_configurations(options, *measure.read_shapes(options))
     if len(configurations) > 1:
         raise UsageError("an expectation is about one shape at one temperature")
     models = measure.Models(options, packaged=expectation is not None and expectation.packaged_target)
     if expectation is not None and not options.record:
         check_models(expectation, models.target, models.draft)
-    evaluation = measure.measure(
-        models,
-        configurations,
-        datasets,
-        evaluation_command.read_settings(options),
-        options,
-        on_request=evaluation_command.printer(options, models),
-    )
+    evaluation = measure.measure(models, configurations, datasets)
     report = Report(evaluation)
     measure.write_report(report, options)
     if not options.json:
@@ -167,14 +160,9 @@ def _run_one(expectation: Expectation | None, path: Path, options: argparse.Name
         **({"num_spec_tokens": options.num_spec_tokens[0]} if options.num_spec_tokens else {}),
         **({"tree": options.tree[0]} if options.tree else {}),
     }
-    about = f"Measured by eagle_jax {_version()} on {evaluation.settings['device']}, jax {evaluation.settings['jax']}."
+    about = f"Measured by eagle_jax {__version__} on {evaluation.settings['device']}, jax {evaluation.settings['jax']}."
     record(expectation, name, settings, acceptance, models.target, models.draft, about=about).write(path)
     return _Outcome(name, [], path)
-
-
-def _version() -> str:
-
-    return __version__
 
 
 def _print(outcome: _Outcome) -> None:

@@ -1,13 +1,12 @@
-"""What `eval` and `sweep` have in common: options, running with progress and resuming, and printing."""
+"""What `eval` and `sweep` have in common: options and what they mean, running with progress and resuming, and printing."""
 
 import argparse
 import importlib.util
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -15,11 +14,20 @@ from eagle_jax.cli import options as options_of_all
 from eagle_jax.cli import session
 from eagle_jax.cli.options import add, add_integer, add_number, add_switch
 from eagle_jax.cli.session import UsageError
-from eagle_jax.evaluation import Configuration, Dataset, Evaluation, EvaluationSettings, Report, evaluate
+from eagle_jax.decoding.rules import make_rule
+from eagle_jax.drafters.tree import TreeConfig
+from eagle_jax.entrypoints.prompts import Prompt
+from eagle_jax.evaluation import Configuration, Dataset, Evaluation, EvaluationSettings, Report, evaluate, find_datasets
 from eagle_jax.evaluation.page import write_page
 from eagle_jax.evaluation.report import vllm_lines
+from eagle_jax.evaluation.rows import Row
 from eagle_jax.evaluation.run import Progress
+from eagle_jax.evaluation.settings import Shape, make_configurations
 from eagle_jax.evaluation.tables import WIDTH, tables
+from eagle_jax.speculative_config import AUTO
+
+DEFAULT_CHAIN = 2
+"""As in vLLM's script."""
 
 PICTURES_EXTRA = "pictures need matplotlib: pip install 'eagle-jax[eval]', or give --no-pictures"
 
@@ -161,17 +169,23 @@ class Models:
             self.say(f"First prompt as it is rendered:\n{rendered}")
 
 
-def measure(
-    models: Models,
-    configurations: Sequence[Configuration],
-    datasets: Sequence[Dataset],
-    settings: EvaluationSettings,
-    options: argparse.Namespace,
-    *,
-    on_request: Any = None,
-) -> Evaluation:
-    """Runs an evaluation with a line a call on standard error; an interruption says how to go on."""
+def measure_and_report(
+    models: Models, datasets: Sequence[Dataset], chains: Sequence[int], trees: Sequence[Shape]
+) -> int:
+    """Measures, writes and prints; 1 if the time limit came first."""
+    options = models.options
+    if options.verbose:
+        models.show_template(datasets)
+    evaluation = measure(models, read_configurations(options, chains, trees), datasets)
+    report = Report(evaluation)
+    write_report(report, options)
+    print_report(report, options)
+    return 0 if evaluation.complete else 1
 
+
+def measure(models: Models, configurations: Sequence[Configuration], datasets: Sequence[Dataset]) -> Evaluation:
+    """Runs an evaluation with a line a call on standard error; an interruption says how to go on."""
+    options = models.options
     rows_path = None if options.output is None else options.output / "rows.jsonl"
     begin = time.perf_counter()
     tokens = 0
@@ -193,16 +207,84 @@ def measure(
             models.draft,
             configurations,
             datasets,
-            settings,
+            read_settings(options),
             rows_path=rows_path,
             time_limit=options.time_limit,
             on_group=on_group,
-            on_request=on_request,
+            on_request=printer(options),
         )
     except KeyboardInterrupt:
         if rows_path is not None:
             print(f"What was measured is in {rows_path}; the same command goes on with it.", file=sys.stderr)
         raise
+
+
+def read_datasets(options: argparse.Namespace) -> list[Dataset]:
+    """The prompts that the options name.
+
+    Raises:
+      UsageError: a number of prompts that cannot be.
+      EvaluationError: as `find_datasets`.
+    """
+
+    count = -1 if options.num_prompts is None else options.num_prompts
+    if count != -1 and count < 1:
+        raise UsageError(f"--num-prompts must be at least 1, or -1 for all, got {count}")
+    names = options.dataset_name or []
+    return [
+        dataset.select(None if count == -1 else count, options.category)
+        for dataset in find_datasets(names, options.dataset_path)
+    ]
+
+
+def read_shapes(options: argparse.Namespace) -> tuple[list[int], list[Shape]]:
+    """Chains, by their lengths, and trees."""
+
+    trees: list[Shape] = [TreeConfig(**sizes) if isinstance(sizes, dict) else AUTO for sizes in options.tree or []]
+    return options.num_spec_tokens or ([] if trees else [DEFAULT_CHAIN]), trees
+
+
+def read_configurations(
+    options: argparse.Namespace, chains: Sequence[int], trees: Sequence[Shape]
+) -> list[Configuration]:
+    """Every shape at every temperature."""
+
+    shapes: list[Shape] = [*map(TreeConfig.chain, chains), *trees]
+    temperatures = options.temp or [0.0]
+    rule = make_rule(options.rejection_sample_method, options.draft_sample_method)
+    return make_configurations(shapes, temperatures, plain=options.plain, rule=rule)
+
+
+def read_settings(options: argparse.Namespace) -> EvaluationSettings:
+    """Everything else."""
+
+    given = {
+        "turns": options.turns,
+        "output_len": options.output_len,
+        "top_p": options.top_p,
+        "top_k": None if options.top_k is None else max(options.top_k, 0),
+        "seed": options.seed,
+        "max_num_seqs": options.max_num_seqs,
+    }
+    return EvaluationSettings(
+        ignore_eos=options.ignore_eos,
+        max_model_len=options.max_model_len,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def printer(options: argparse.Namespace) -> Callable[[Row, Prompt], None] | None:
+    """Prints prompts and answers as vLLM's script does, or None."""
+    if not options.print_output:
+        return None
+
+    def show(row: Row, prompt: Prompt) -> None:
+        print("-" * 50)
+        print(f"prompt: {prompt.token_ids if prompt.text is None else prompt.text}")
+        print(f"generated text: {row.token_ids if row.text is None else row.text}")
+        print("-" * 50, flush=True)
+
+    return show
 
 
 def write_report(report: Report, options: argparse.Namespace) -> None:

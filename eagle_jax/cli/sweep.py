@@ -3,7 +3,6 @@
 import argparse
 import itertools
 
-from eagle_jax.cli import eval as evaluation_command
 from eagle_jax.cli import measure
 from eagle_jax.cli.options import add_integer
 from eagle_jax.cli.session import UsageError
@@ -53,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output_len is None:
         options.output_len = OUTPUT_LEN
     trees = read_trees(options)  # what cannot be a tree is an error before anything is loaded
-    datasets = evaluation_command.read_datasets(options)
+    datasets = measure.read_datasets(options)
     models = measure.Models(options)
     platform, vocabulary = models.backend.platform, models.draft.config.draft_vocab_size
     chains = options.num_spec_tokens or ()
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         trees = grid(*TREES.get(platform, DEFAULT_TREES))
     if too_wide := [tree for tree in trees if tree.top_k > vocabulary]:
         raise UsageError(f"--tree-top-k {too_wide[0].top_k} exceeds the {vocabulary} tokens that the head can draft")
-    return evaluation_command.measure_and_report(options, models, datasets, chains, trees)
+    return measure.measure_and_report(models, datasets, chains, trees)
 
 
 def read_trees(options: argparse.Namespace) -> list[TreeConfig]:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from eagle_jax.evaluation.report import Part, Report, names_of
 from eagle_jax.evaluation.settings import Configuration
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DRAWN = 8
 """Most configurations in one picture of lines or grouped bars; of more the fastest are drawn."""
@@ -26,12 +26,7 @@ def draw_pictures(report: Report, folder: Path) -> dict[str, Path]:
 
     Returns:
       The files by what they show: "speed", "depth", "category", "histogram".
-
-    Raises:
-      ImportError: matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
-
     found: dict[str, Path] = {}
     drafting = fastest([c for c in report.configurations if c.shape is not None], report)
     pictures: dict[str, tuple[str, Any]] = {"speed": ("speed.png", _speed)}
@@ -165,6 +160,6 @@ def _errors(parts: Sequence[Part]) -> list[list[float]]:
     return [below, above]
 
 
-def _tidy(*all_axes: "Axes") -> None:
+def _tidy(*all_axes: Axes) -> None:
     for axes in all_axes:
         axes.spines[["top", "right"]].set_visible(False)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from eagle_jax.loading.containers import open_source
 from eagle_jax.loading.draft_capture import CONVENTIONS, Capture, Convention
 from eagle_jax.loading.draft_config import EMBEDDING, LM_HEAD, draft_kind, read_draft_config
 from eagle_jax.loading.draft_format import HeadConfig, read_head_config
@@ -21,7 +22,7 @@ from eagle_jax.loading.hub import resolve
 from eagle_jax.loading.placement import Match, Sharding, Table, fill, match_tensors
 from eagle_jax.loading.progress import Progress
 from eagle_jax.loading.shipped import shipped_head, shipped_heads
-from eagle_jax.loading.sources import open_source, read_json, same_values
+from eagle_jax.loading.sources import read_json, same_values
 from eagle_jax.loading.tables import draft_unused, eagle1_table, eagle3_table, table_of_shards
 from eagle_jax.loading.target import Target
 from eagle_jax.loading.vocabulary import read_vocabulary

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from eagle_jax.loading.containers import open_source
 from eagle_jax.loading.draft import DraftPlan, plan_draft
 from eagle_jax.loading.draft_capture import Convention
 from eagle_jax.loading.draft_config import EMBEDDING, LM_HEAD, draft_kind, guess_target
@@ -18,7 +19,7 @@ from eagle_jax.loading.gguf import GGUFSource
 from eagle_jax.loading.hub import resolve
 from eagle_jax.loading.memory import parameter_count
 from eagle_jax.loading.placement import Match
-from eagle_jax.loading.sources import TensorSource, open_source, read_json, same_values
+from eagle_jax.loading.sources import TensorSource, read_json, same_values
 from eagle_jax.loading.target import TargetPlan, check_tied_head, plan_target
 from eagle_jax.models import DraftConfig, LlamaConfig, RopeConfig
 

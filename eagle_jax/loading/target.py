@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from eagle_jax.loading.containers import open_source
 from eagle_jax.loading.dtypes import parse_dtype
 from eagle_jax.loading.errors import CheckpointError, about
 from eagle_jax.loading.gguf import GGUFSource
@@ -16,14 +17,12 @@ from eagle_jax.loading.gguf_target import GGUFTargetSource, gguf_config
 from eagle_jax.loading.hub import resolve
 from eagle_jax.loading.placement import Match, Sharding, Table, fill, match_tensors
 from eagle_jax.loading.progress import Progress
-from eagle_jax.loading.sources import TensorSource, open_source, read_json, same_values
+from eagle_jax.loading.sources import TensorSource, read_json, same_values
 from eagle_jax.loading.tables import llama_table, llama_unused, table_of_shards
 from eagle_jax.models import Llama, LlamaConfig
 from eagle_jax.parallel.mesh import check_mesh, model_shards
 from eagle_jax.parallel.partition import check_divisible, module_sharding
-
-if TYPE_CHECKING:
-    from eagle_jax.text.tokenizer import Tokenizer
+from eagle_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class Target:
 
     model: Llama
     config: LlamaConfig
-    tokenizer: "Tokenizer | None"
+    tokenizer: Tokenizer | None
     """None where the checkpoint has no tokenizer; prompts must be token ids then."""
     name: str
     """What the caller asked for: a repository or a path."""
@@ -170,9 +169,7 @@ def check_tied_head(plan: TargetPlan) -> None:
         )
 
 
-def _tokenizer(path: Path, source: TensorSource) -> "Tokenizer | None":
-    from eagle_jax.text.tokenizer import Tokenizer
-
+def _tokenizer(path: Path, source: TensorSource) -> Tokenizer | None:
     if source.container != "gguf":
         return Tokenizer.from_folder(path)
     return Tokenizer.from_gguf_metadata(source.metadata) if "tokenizer.ggml.model" in source.metadata else None

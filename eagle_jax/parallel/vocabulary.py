@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.parallel.collectives import gather_over_shards, max_over_shards, shard_index, sum_over_shards
-from eagle_jax.sampling.top_k import top_k
+from eagle_jax.parallel.top_k import top_k
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from eagle_jax.loading.containers import ShardedSource, open_source
 from eagle_jax.loading.errors import CheckpointError
 from eagle_jax.loading.safetensors import SafetensorsSource
-from eagle_jax.loading.sources import ShardedSource, open_source
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,

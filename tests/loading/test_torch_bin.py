@@ -10,7 +10,7 @@ import torch
 from checkpoint_files import assert_same_parameters, head_tensors, random_target, save_head
 
 from eagle_jax.loading import CheckpointError, load_draft
-from eagle_jax.loading.sources import open_source
+from eagle_jax.loading.containers import open_source
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_without_torch_the_message_says_what_to_install(tmp_path):
 import sys
 sys.modules["torch"] = None
 from pathlib import Path
-from eagle_jax.loading.sources import open_source
+from eagle_jax.loading.containers import open_source
 try:
     open_source(Path({str(folder)!r}))
 except ValueError as error:

@@ -54,7 +54,7 @@ def gate(tmp_path):
         note = f'#!/bin/sh\necho "${{0##*/}} $*" >>{log}\ncase "${{0##*/}} $*" in *"{failing}"*) exit 3 ;; esac\n'
         # The interpreter fills the environment that it is asked for with programs of the same kind.
         fill = f'if [ "$1 $2" = "-m venv" ]; then for last; do :; done; mkdir -p "$last/bin"; cp {programs}/* "$last/bin/"; fi\n'
-        for name, text in {"python": note + fill, "ruff": note, "mypy": note}.items():
+        for name, text in {"python": note + fill, "ruff": note, "mypy": note, "lint-imports": note}.items():
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
         environment = {"PATH": os.environ["PATH"], "PYTHON": str(programs / "python"), "TMPDIR": str(tmp_path)}
@@ -69,6 +69,7 @@ STEPS = [
     "ruff check .",
     "ruff format --check .",
     "mypy",
+    "lint-imports",
     "python -m pytest -n 2 --dist loadfile --no-loadscope-reorder",
 ]
 
@@ -76,7 +77,7 @@ STEPS = [
 def test_the_gate_installs_and_then_takes_every_step(gate):
     code, calls = gate("none fails")
     assert code == 0
-    assert calls[-4:] == STEPS
+    assert calls[-5:] == STEPS
     installed = [call.split()[-1] for call in calls if "pip install" in call]
     # PyTorch first and by its version: asked for by a range it would come with CUDA.
     assert installed == ["torch==2.13.0", f"{ROOT}[test]"]

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from eagle_jax.sampling.top_k import top_k
+from eagle_jax.parallel.top_k import top_k
 
 
 @pytest.mark.parametrize(
